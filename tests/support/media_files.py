@@ -43,7 +43,9 @@ def sound_file(samples: NDArray[np.float32], rate: int, form: str = "WAV", code:
 
 
 def tone(seconds: float, rate: int, hertz: float = 440.0) -> NDArray[np.float32]:
-    return (np.sin(np.arange(round(seconds * rate)) * (2 * np.pi * hertz / rate)) / 2).astype(np.float32)
+    """Return a tone of half the largest loudness: float32 [frames]."""
+    times = np.arange(round(seconds * rate), dtype=np.float32) / np.float32(rate)
+    return np.asarray(np.sin(times * np.float32(2 * np.pi * hertz)) / 2, np.float32)
 
 
 def mutated(data: bytes, seed: int) -> bytes:

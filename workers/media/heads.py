@@ -64,8 +64,7 @@ def _png(data: bytes) -> Head:
     kind, width, height = struct.unpack_from(">4sII", data, 12)
     if kind != b"IHDR":
         raise Undecodable("the PNG file is damaged: its first chunk is no IHDR; encode it anew")
-    position = before_pixels = number = 0
-    position = 8
+    position, number, before_pixels = 8, 0, 0
     has_pixels = False
     while position + 8 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, position)
@@ -73,7 +72,7 @@ def _png(data: bytes) -> Head:
         has_pixels = has_pixels or kind == b"IDAT"
         before_pixels += not has_pixels
         if number > MAX_CHUNKS or before_pixels > MAX_SEGMENTS:
-            raise Undecodable(f"the PNG file has more than {min(number, MAX_CHUNKS):,} chunks; encode it anew")
+            raise Undecodable("the PNG file has too many chunks; encode it anew")
         position += 12 + length
     return Head("PNG", width, height)
 
@@ -112,7 +111,7 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
         if marker == 0 or marker in ALONE:
             continue
         (length,) = struct.unpack_from(">H", data, position)
-        yield marker, position - 0
+        yield marker, position
         if marker == SOS:
             return
         position += max(length, 2)
@@ -144,12 +143,20 @@ def _gif(data: bytes) -> Head:
         if block == 0x2C:
             left, top, frame_width, frame_height = struct.unpack_from("<HHHH", data, position + 1)
             return Head("GIF", max(width, left + frame_width), max(height, top + frame_height))
-        if block == 0x21:
-            position += 2
-            while data[position]:
-                position += 1 + data[position]
         position += 1
+        if block == 0x21:
+            position = _after_extension(data, position + 1)
     raise Undecodable(f"the GIF file has more than {MAX_SEGMENTS:,} blocks before its first picture; encode it anew")
+
+
+def _after_extension(data: bytes, position: int) -> int:
+    """Return where a GIF's extension ends, of which pieces of up to 255 bytes begin at `position`."""
+    for _ in range(MAX_SEGMENTS):
+        length = data[position]
+        position += 1 + length
+        if not length:
+            return position
+    raise Undecodable(f"the GIF file has an extension of more than {MAX_SEGMENTS:,} pieces; encode it anew")
 
 
 def _gif_colours(flags: int) -> int:

@@ -90,9 +90,9 @@ def _as_stored(pixels: Pixels, orientation: int) -> Pixels:
     """Return a view of the upright pixels, in which they lie as they are stored. Source: EXIF 2.32, 4.6.4 A."""
     if orientation >= 5:
         pixels = pixels.swapaxes(0, 1)
-    if orientation in (3, 4, 7, 8):
+    if orientation in (3, 4, 6, 7):
         pixels = pixels[::-1]
-    if orientation in (2, 3, 6, 7):
+    if orientation in (2, 3, 7, 8):
         pixels = pixels[:, ::-1]
     return pixels
 

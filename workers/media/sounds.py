@@ -27,12 +27,17 @@ FORMS = {
 
 RATES = range(4_000, 192_001)
 MAX_CHANNELS = 8
+VALUES_PER_S = 96_000
+"""Maximum samples of all channels, as a mean over the longest sound: two channels at 48 kHz. Silence of eight channels
+at 192 kHz is a file of some kilobytes, and takes as long as ten minutes of music to decode in half a minute."""
+
 BLOCK_VALUES = 1 << 17
 """Samples of all channels that are decoded at a time."""
 
 UNKNOWN_FRAMES = 1 << 62
 """libsndfile says the largest number it has for a length that the file does not say."""
 
+MAX_TAGS = 16
 MAX_CHUNKS = 4096
 """Maximum chunks of a WAV file before its samples."""
 
@@ -44,6 +49,14 @@ CUT = "the {} file ends before its head says; send the whole file"
 Samples = NDArray[np.float32]
 
 
+class _Stream(soundfile.SoundFile):  # type: ignore[misc]
+    """Reads a sound from its start to its end. After each block soundfile would seek where it is already, which fails
+    at the end of a FLAC file that does not say its length."""
+
+    def seekable(self) -> bool:
+        return False
+
+
 def decode_sound(data: bytes, limits: MediaLimits, sample_rate: int) -> Samples:
     """Return a file's sound at this rate, all channels as one: contiguous float32 [samples], -1 to 1.
 
@@ -51,7 +64,7 @@ def decode_sound(data: bytes, limits: MediaLimits, sample_rate: int) -> Samples:
     data = _without_tags(data)
     _check_start(data)
     try:
-        with soundfile.SoundFile(BytesIO(data)) as file:
+        with _Stream(BytesIO(data)) as file:
             _check_head(file, limits)
             blocks = list(_resampled(file, limits, sample_rate))
     except (soundfile.SoundFileError, RuntimeError, TypeError, ValueError):
@@ -65,10 +78,13 @@ def decode_sound(data: bytes, limits: MediaLimits, sample_rate: int) -> Samples:
 def _without_tags(data: bytes) -> bytes:
     """Return the file without the ID3 tags at its start. libsndfile would skip them, too, and then take for a sound
     whatever follows them."""
-    while data[:3] == b"ID3" and len(data) >= 10:
-        size = sum((byte & 0x7F) << 7 * (3 - place) for place, byte in enumerate(data[6:10]))
-        data = data[10 + size :]
-    return data
+    start = 0
+    for _ in range(MAX_TAGS):
+        head = data[start : start + 10]
+        if head[:3] != b"ID3" or len(head) < 10:
+            return data[start:]
+        start += 10 + sum((byte & 0x7F) << 7 * (3 - place) for place, byte in enumerate(head[6:]))
+    raise Undecodable(f"the sound's file has {MAX_TAGS} ID3 tags or more; encode it anew")
 
 
 def _check_start(data: bytes) -> None:
@@ -125,7 +141,7 @@ def _check_mp3(data: bytes) -> None:
                 raise Undecodable(CUT.format("MP3"))
 
 
-def _check_head(file: soundfile.SoundFile, limits: MediaLimits) -> None:
+def _check_head(file: _Stream, limits: MediaLimits) -> None:
     """Raise Undecodable unless what the head says is within the limits."""
     name, codes = FORMS.get(file.format, ("", ()))
     if file.subtype not in codes:
@@ -135,11 +151,14 @@ def _check_head(file: soundfile.SoundFile, limits: MediaLimits) -> None:
             f"a sound of {file.channels:,} channels at {file.samplerate:,} Hz is not read, only up to {MAX_CHANNELS} "
             f"at {RATES.start:,} to {RATES.stop - 1:,} Hz; convert it to one channel at 16,000 Hz"
         )
-    if file.frames < UNKNOWN_FRAMES and (fault := limits.sound_fault(file.frames / file.samplerate)):
-        raise Undecodable(fault)
+    if file.frames < UNKNOWN_FRAMES:
+        if fault := limits.sound_fault(file.frames / file.samplerate):
+            raise Undecodable(fault)
+        if file.frames > _max_frames(file, limits):
+            raise Undecodable(_too_many(file))
 
 
-def _resampled(file: soundfile.SoundFile, limits: MediaLimits, sample_rate: int) -> Iterator[Samples]:
+def _resampled(file: _Stream, limits: MediaLimits, sample_rate: int) -> Iterator[Samples]:
     """Yield the sound's blocks at this rate. Raises Undecodable at the limit, or if the file ends before its head
     says."""
     resampler = soxr.ResampleStream(file.samplerate, sample_rate, 1, dtype="float32")
@@ -150,6 +169,8 @@ def _resampled(file: soundfile.SoundFile, limits: MediaLimits, sample_rate: int)
         num_frames += len(frames)
         if num_frames > limits.max_seconds * file.samplerate:
             raise Undecodable(f"the sound is longer than the {limits.max_seconds:,.0f} seconds that are read; cut it")
+        if num_frames > _max_frames(file, limits):
+            raise Undecodable(_too_many(file))
         mono = frames @ shares
         if not np.isfinite(mono).all():
             raise Undecodable("the sound holds samples that are no numbers; encode it anew")
@@ -157,6 +178,17 @@ def _resampled(file: soundfile.SoundFile, limits: MediaLimits, sample_rate: int)
     if num_frames < file.frames < UNKNOWN_FRAMES:
         raise Undecodable(CUT.format(FORMS[file.format][0]))
     yield resampler.resample_chunk(np.empty(0, np.float32), last=True)
+
+
+def _max_frames(file: _Stream, limits: MediaLimits) -> float:
+    return limits.max_seconds * VALUES_PER_S / int(file.channels)
+
+
+def _too_many(file: _Stream) -> str:
+    return (
+        f"the sound has {file.channels:,} channels at {file.samplerate:,} Hz, too many samples for its length; "
+        "convert it to one channel at 16,000 Hz"
+    )
 
 
 def warm_up(limits: MediaLimits, sample_rate: int) -> None:
