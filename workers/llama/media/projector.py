@@ -26,12 +26,9 @@ from numpy.typing import NDArray
 
 from workers.llama.gguf import GgufHeader
 from workers.llama.media.parts import (
-    MAX_ASPECT,
-    MIN_SECONDS,
     Chunk,
     MediaChunk,
     MediaKind,
-    MediaLimits,
     NativeChunk,
     Part,
     Picture,
@@ -45,6 +42,7 @@ from workers.llama.media.projector_file import read_projector
 from workers.llama.model import Model
 from workers.llama.native import EncodeFailed, MediaRefused, ModelError, ModelTooLarge, NativeOwner, native_log
 from workers.llama.tokens.vocab import NO_TOKEN, Vocab
+from workers.media.bounds import MAX_ASPECT, MIN_SECONDS, MediaLimits
 
 Embeddings = NDArray[np.float32]
 
