@@ -18,6 +18,7 @@ from workers.engine.counters import EngineCounters
 from workers.engine.disk.link import DiskLink
 from workers.engine.disk.tier import NO_DISK, DiskTier
 from workers.engine.request import EngineLoad, EngineRequest, Intake, IntegrityError
+from workers.engine.speculation.draft_model import DraftModel
 from workers.engine.step.sampling import SamplerTools
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.shares import overdraft_of
@@ -61,13 +62,14 @@ class Engine:
         disk: DiskTier | None = None,
         write_out_s: float = 5.0,
         speculation: SpeculationSettings = AS_IT_PAYS,
+        draft_model: DraftModel | None = None,
     ) -> None:
         """`n_ctx`: maximum tokens of one conversation. `on_crash` is called on the engine thread.
 
         `ram_bytes`: maximum memory for prefixes that left the KV cache; 0: none are kept. `adapters`: LoRA adapters
         that calls may name. `watchdog`: ends the process if a step hangs. `disk`: the tier behind RAM; `stop`
         spends at most `write_out_s` seconds on writing everything to it. The caller closes adapters, watchdog and disk
-        after `stop`. `speculation`: where drafts of answers come from."""
+        after `stop`. `speculation`: where drafts of answers come from; `draft_model`: the model that makes some."""
         if n_ctx > context.kv_tokens:
             raise ValueError(f"n_ctx {n_ctx} is more than the {context.kv_tokens} cells that all slots share")
         if slots > context.slots:
@@ -91,7 +93,16 @@ class Engine:
         link = None if disk is None else partial(DiskLink, disk, post=self.post)
         box, ended = watchdog.black_box, self._intake.leave
         self._stepper = Stepper(
-            context, self._adapters, box, ended, link, slots=slots, n_ctx=n_ctx, ram_bytes=ram_bytes, drafts=speculation
+            context,
+            self._adapters,
+            box,
+            ended,
+            link,
+            slots=slots,
+            n_ctx=n_ctx,
+            ram_bytes=ram_bytes,
+            drafts=speculation,
+            draft_model=draft_model,
         )
         self.slot_contents = SlotProxy(self._stepper.slots, self.post)
         """Copies, restores and erases the conversations that slots hold while no call runs in them."""

@@ -32,7 +32,7 @@ def drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every draft computed, whatever it costs: these tests are about what comes of drafts."""
 
     def choose(
-        _: object, chances: Ordered[Ordered[float]], num_calls: int, *, max_rows: int, is_shared: bool
+        _: object, chances: Ordered[Ordered[float]], num_calls: int, *, max_rows: int, **__: object
     ) -> list[int]:
         left = min(max_rows - num_calls, 32)
         return [min(len(one), left // len(chances)) for one in chances]

@@ -23,6 +23,7 @@ from workers.engine.counters import EngineCounters, Tally, TokenGaps
 from workers.engine.disk.link import DiskLink, DrainWriter
 from workers.engine.pace import MOVE_S, AnswerLengths, MovePace, PrefillPace
 from workers.engine.request import CallLeft, IntegrityError
+from workers.engine.speculation.draft_model import DraftModel
 from workers.engine.step.scheduler import SPARE_CELLS, Scheduler
 from workers.engine.step.sequence import NO_MEMORY, NOT_A_NUMBER, PENDING, Outcome, Pending, Sequence
 from workers.engine.step.speculator import Speculator
@@ -82,12 +83,13 @@ class Stepper:
         n_ctx: int,
         ram_bytes: int,
         drafts: SpeculationSettings,
+        draft_model: DraftModel | None = None,
     ) -> None:
         """`on_end(key)` is called when a call is over and its slot, cells and adapters are released.
 
         `disk(pace, by_range)` makes the link to the disk tier; `by_range`: it saves blocks of tokens, not whole states.
         `n_ctx`: maximum length of one conversation, tokens. `ram_bytes`: maximum memory for prefixes in RAM. `drafts`:
-        where drafts of answers come from."""
+        where drafts of answers come from; `draft_model`: the model that makes some of them."""
         self.events: list[CallEvent] = []
         """Events of the last steps; the caller takes them out."""
         self._context, self._n_ctx = context, n_ctx
@@ -117,7 +119,9 @@ class Stepper:
         self._adapter_turns: AdapterTurns[bytes] = AdapterTurns()
         self._can_pad = by_range
         self._layouts = BatchLayouts(fixed=context.on_gpu, can_pad=by_range)
-        self.speculator = Speculator(drafts, context, lambda: self._pace.steady_s, n_ctx=n_ctx)
+        self.speculator = Speculator(
+            drafts, context, lambda: self._pace.steady_s, self.lengths, draft_model, n_ctx=n_ctx
+        )
         self._empty_tokens = np.full(ROWS_MULTIPLES[0], self._batch.padding_token, np.int32)
         self._scratch = context.num_sequences - 1
         self._num_decodes = self._num_busy = self._num_switches = 0
@@ -272,6 +276,7 @@ class Stepper:
         except ValueError as error:
             raise IntegrityError(str(error)) from error
         self._cache.check()
+        self.speculator.check()
         self._adapters.check(one.adapter_set for one in (*self._scheduler.running, *self._scheduler.waiting))
 
     def _schedule(self) -> Plan[Sequence]:
