@@ -16,7 +16,7 @@ from tests.support.quantised import Q4_0, write_quantised
 from tests.support.stack import DEMO_MODEL
 from workers.constraint.guidance import QUICK, Grammar, schema_to_lark, tokenizer
 from workers.engine.request import EngineRequest
-from workers.engine.speculation.draft_model import MAX_FAILURES, DraftModel
+from workers.engine.speculation.draft_model import DraftModel
 from workers.engine.speculation.hit_rates import Source
 from workers.llama.model import Model
 from workers.models.spec import DraftSpec, SpeculationSettings
@@ -156,12 +156,12 @@ def test_a_form_is_kept(bench: Bench) -> None:
 
 
 def test_a_preempted_call_goes_on_as_it_would(demo: Model, small: Model) -> None:
-    with drafting(demo, small, slots=4, n_ctx=256, kv_tokens=400) as bench:
+    with drafting(demo, small, slots=4, n_ctx=256, kv_tokens=320) as bench:
         requests = [telling(bench, text, 150, cache_prompt=False) for text in PROMPTS]
-        plain = [undrafted(bench, one)[0] for one in requests]
-        assert said(bench, *requests) == plain
+        drafted = said(bench, *requests)
         assert bench.engine.counters.num_preempted > 0
         assert num_accepted(bench) > 100
+        assert drafted == [undrafted(bench, one)[0] for one in requests]
 
 
 def test_an_answer_goes_on_past_the_context(demo: Model, small: Model) -> None:
@@ -209,13 +209,14 @@ def test_what_comes_back_from_ram_is_read_again(demo: Model, small: Model) -> No
         assert num_accepted(bench) > 30
 
 
-def test_a_model_without_room_starts_over(demo: Model, small: Model) -> None:
+def test_a_model_without_room_starts_over(demo: Model, small: Model, caplog: pytest.LogCaptureFixture) -> None:
     with drafting(demo, small, draft_cells=256) as bench:
         requests = [telling(bench, f"{text}. {LONG}"[:300], 60, cache_prompt=False) for text in PROMPTS]
         plain = undrafted(bench, *requests)
         assert said(bench, *requests) == plain
-        model = draft_model(bench)
-        assert 0 < model._num_failures <= MAX_FAILURES or num_accepted(bench) > 0
+        assert "the draft model forgets all conversations: llama_decode" in caplog.text
+        assert draft_model(bench).is_able
+        assert num_accepted(bench) > 0
 
 
 def test_what_is_left_of_a_draft_is_used(bench: Bench) -> None:
