@@ -73,7 +73,7 @@ class Drafts:
 
     __slots__ = (
         *("_forced", "_history", "_is_searched", "_lead", "_num_prompt", "_pool", "_prediction"),
-        *("_rates", "_searches", "_unread", "is_greedy", "model_rate", "num_accepted", "num_drafted", "push", "source"),
+        *("_rates", "_searches", "_unread", "is_greedy", "model_rate", "num_accepted", "num_drafted", "num_foretold", "num_of_prediction", "push", "source"),
     )
 
     def __init__(
@@ -109,6 +109,8 @@ class Drafts:
         self.model_rate = rates.model_rates[is_greedy]
         """Share of a draft model's tokens that were drawn after all before them, in this answer and those before."""
         self.num_drafted = self.num_accepted = 0
+        self.num_of_prediction = self.num_foretold = 0
+        """`num_of_prediction`: tokens of drafts that came from the caller's prediction. `num_foretold`: those drawn."""
         self.source = Source.HISTORY
         """Where the newest draft came from."""
 
@@ -185,13 +187,15 @@ class Drafts:
             self.model_rate += (is_hit - self.model_rate) * MODEL_WEIGHT
 
     def _search(self) -> Lead | None:
-        """Return the place with the longest match (of equal ones the conversation's own), or what the form leaves if
-        that probably brings more."""
+        """Return the place with the longest match (of equal ones that in the prediction, or else the conversation's
+        own), or what the form leaves if that probably brings more."""
         history = self._history
         best: Lead | None = None
-        if self._searches and (match := history.repeats()) is not None:
+        if self._prediction is not None and (match := self._prediction.find(history.tokens)) is not None:
+            best = Lead(Source.PREDICTION, self._prediction.tokens, match.follow, match.length)
+        if self._searches and (match := history.repeats()) is not None and (not best or match.length > best.length):
             best = Lead(Source.HISTORY, history.tokens, match.follow, match.length)
-        others = [] if self._prediction is None else [(Source.PREDICTION, self._prediction)]
+        others: list[tuple[Source, TokenIndex]] = []
         if self._pool is not None:
             others += [(Source.POOL, generation) for generation in self._pool.generations]
         for source, index in others:

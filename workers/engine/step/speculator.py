@@ -140,6 +140,9 @@ class Speculator:
         self.num_drafts += 1
         drafts.num_drafted += len(one.draft)
         drafts.num_accepted += num_accepted
+        if drafts.source is Source.PREDICTION:
+            drafts.num_of_prediction += len(one.draft)
+            drafts.num_foretold += num_accepted
         self.num_drafted[drafts.source] += len(one.draft)
         self.num_accepted[drafts.source] += num_accepted
 
