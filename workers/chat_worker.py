@@ -20,6 +20,7 @@ from workers.constraint.forks import Forks
 from workers.constraint.gbnf import Trial
 from workers.constraint.moving_mask import ForkedGrammars
 from workers.constraint.tool_calls import CallForms
+from workers.contexts import open_contexts
 from workers.engine.adapters.registry import AdapterRegistry
 from workers.engine.disk.conversation_file import ConversationFiles, SaveBounds
 from workers.engine.disk.fingerprint import KvIdentity, ModelHashes
@@ -27,13 +28,13 @@ from workers.engine.disk.folder import CacheFolder, CacheFolderUnusable
 from workers.engine.disk.sealed import CacheKeys
 from workers.engine.disk.tier import DiskTier
 from workers.engine.engine import Engine
+from workers.engine.speculation.draft_model import DraftModel
 from workers.engine.watchdog import Watchdog
 from workers.llama.context import Context
 from workers.llama.devices import Devices
-from workers.llama.model import Model, ModelTooLarge
-from workers.llama.model_params import LEARNED_POSITIONS
+from workers.llama.model import Model
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
-from workers.models.memory_plan import free_bytes, free_for_cache, kv_shape, plan_kv
+from workers.models.memory_plan import free_bytes
 from workers.models.spec import AdapterSpec, LlamaSettings, ModelSpec
 from workers.protocol.events import CallFailed
 from workers.protocol.pooled import POOL_PATH
@@ -131,6 +132,7 @@ class ChatWorker:
     """Fingerprint of model, llama.cpp and settings: KV on disk is used only if it was saved under the same one."""
     tier: DiskTier | None
     slot_files: ConversationFiles | None
+    draft_model: DraftModel | None
 
     def wire(self, worker: WorkerIdentity, life: Lifecycle, records: CallRecords) -> Served:
         """Make the mailbox, engine, calls and routes, and connect them. Call it on the event loop that serves them."""
@@ -186,6 +188,7 @@ class ChatWorker:
             watchdog=self.watchdog,
             disk=self.tier,
             speculation=self.spec.speculation,
+            draft_model=self.draft_model,
         )
 
     def _slot_routes(self, engine: Engine) -> SlotRoutes:
@@ -225,8 +228,7 @@ def open_chat_worker(
     logger.info("answers are read as those of the family %s", answers.family.name)
     if fault := answers.closing_fault(spec.thinking_budget_message):
         raise SettingUnusable(f"thinking_budget_message {fault}")
-    context, n_ctx = make_context(model, spec, workers=settings.workers_on_machine)
-    opened.enter_context(context)
+    context, n_ctx, draft_model = open_contexts(opened, model, spec, workers=settings.workers_on_machine)
     long_texts = opened.enter_context(
         contextlib.closing(TokenProcesses(model.path, model.overrides, number=prompts_at_once()))
     )
@@ -272,53 +274,8 @@ def open_chat_worker(
         identity,
         tier,
         slot_files,
+        draft_model,
     )
-
-
-def make_context(model: Model, spec: ModelSpec, *, workers: int) -> tuple[Context, int]:
-    """Make the context; return it and the maximum tokens of a conversation. Raises ModelError, ModelTooLarge.
-
-    `workers`: number of workers that share the machine.
-
-    Unless `kv_tokens` is set, a KV cache that is too large is halved until it fits, down to one conversation's size."""
-    llama, trained = spec.llama, model.facts.n_ctx_train
-    asked = spec.ctx or trained
-    if asked > trained:
-        logger.warning("ctx %d is more than the %d tokens that the model was trained for", asked, trained)
-    if LEARNED_POSITIONS in model.header.tensors:  # llama.cpp aborts at the first token beyond them
-        asked = min(asked, trained)
-    shape = kv_shape(model.header)
-    token_bytes = shape.bytes_per_token(llama.cache_type_k, llama.cache_type_v) if shape else 0.0
-    free = free_for_cache(llama)
-    if free is not None and spec.kv_tokens * token_bytes > free:
-        raise ModelTooLarge(  # llama.cpp would find out slowly, and at the expense of everyone on this machine
-            f"kv_tokens: {spec.kv_tokens:,} KV cells take {int(spec.kv_tokens * token_bytes) >> 20:,} MiB and "
-            f"{free >> 20:,} MiB of memory are free; lower --kv-tokens"
-        )
-    plan = plan_kv(
-        slots=spec.slots,
-        n_ctx=asked,
-        kv_tokens=spec.kv_tokens,
-        bytes_per_token=token_bytes,
-        free_bytes=free,
-        workers=workers,
-    )
-    n_ctx, kv_tokens, reason = plan.n_ctx, plan.kv_tokens, plan.reason
-    while True:
-        try:
-            context = Context(model, llama, slots=spec.slots, kv_tokens=kv_tokens)
-            break
-        except ModelTooLarge as error:
-            if spec.kv_tokens or kv_tokens <= n_ctx:
-                raise
-            kv_tokens, reason = max(n_ctx, kv_tokens // 2), str(error)
-    n_ctx = min(n_ctx, context.kv_tokens)
-    if reason:
-        logger.warning(
-            "conversations of up to %d tokens over %d KV cells instead of %d tokens over %d cells: %s",
-            *(n_ctx, context.kv_tokens, asked, spec.kv_tokens or spec.slots * asked, reason),
-        )
-    return context, n_ctx
 
 
 def _register_adapters(registry: AdapterRegistry, adapters: Iterable[AdapterSpec]) -> None:

@@ -19,6 +19,7 @@ from workers.engine.disk.link import DiskLink
 from workers.engine.disk.tier import NO_DISK, DiskTier
 from workers.engine.encoder import MediaEncoder
 from workers.engine.request import EngineLoad, EngineRequest, Intake, IntegrityError
+from workers.engine.speculation.draft_model import DraftModel
 from workers.engine.step.sampling import SamplerTools
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.shares import overdraft_of
@@ -63,14 +64,16 @@ class Engine:
         write_out_s: float = 5.0,
         speculation: SpeculationSettings = AS_IT_PAYS,
         encoder: MediaEncoder | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         """`n_ctx`: maximum tokens of one conversation. `on_crash` is called on the engine thread.
 
         `ram_bytes`: maximum memory for prefixes that left the KV cache; 0: none are kept. `adapters`: LoRA adapters
         that calls may name. `watchdog`: ends the process if a step hangs. `disk`: the tier behind RAM; `stop`
         spends at most `write_out_s` seconds on writing everything to it. The caller closes adapters, watchdog and disk
-        after `stop`. `speculation`: where drafts of answers come from. `encoder`: makes embeddings of pictures and
-        sounds; None: the model reads text only. The caller stops it after the engine."""
+        after `stop`. `speculation`: where drafts of answers come from; `draft_model`: the model that makes some.
+        `encoder`: makes embeddings of pictures and sounds; None: the model reads text only. The caller stops it after
+        the engine."""
         if n_ctx > context.kv_tokens:
             raise ValueError(f"n_ctx {n_ctx} is more than the {context.kv_tokens} cells that all slots share")
         if slots > context.slots:
@@ -106,6 +109,7 @@ class Engine:
             drafts=speculation,
             encoder=encoder,
             wake=partial(self.post, _do_nothing),
+            draft_model=draft_model,
         )
         self.slot_contents = SlotProxy(self._stepper.slots, self.post)
         """Copies, restores and erases the conversations that slots hold while no call runs in them."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from typing import Protocol
 
 from llama_cpp import llama_cpp as c
 
@@ -94,6 +95,19 @@ class CellPositions:
         return next((end for start, end, _, _ in self._pictures if start < cell < end), cell)
 
 
+class Follower(Protocol):
+    """A memory of the same sequences in another context, which is told after each change (that of a draft model)."""
+
+    def share(self, source: int, target: int, start: int, end: int) -> None:
+        """Note that `target` holds the tokens [start, end) of `source` too."""
+
+    def cut(self, sequence: int, start: int) -> None:
+        """Note that the tokens from `start` on are forgotten, or are others now."""
+
+    def clear(self) -> None:
+        """Note that all sequences are forgotten."""
+
+
 class Memory:
     """The memory of the context at `context`; valid as long as the context is.
 
@@ -101,6 +115,7 @@ class Memory:
 
     def __init__(self, context: int, kind: MemoryKind, *, cache_type_k: str = "f16") -> None:
         self.kind = kind
+        self.follower: Follower | None = None
         self._context = context
         self._pointer = c.llama_get_memory(context)
         self._calls = gil_calls()
@@ -147,12 +162,16 @@ class Memory:
     def remove(self, sequence: int) -> None:
         """Forget a sequence; cells that no other sequence holds become free."""
         self._calls.memory_seq_rm(self._pointer, sequence, -1, -1)
+        if self.follower is not None:
+            self.follower.cut(sequence, 0)
 
     def cut(self, sequence: int, start: int, end: int) -> bool:
         """Forget a range, up to the end if `end` is -1; return whether this memory can do that.
 
         Cut only at the end. A recurrent state can't be cut: at its end this returns False, elsewhere True, and nothing
         changes. With a sliding window the end is cut off, but cells that the window then needs may be gone already."""
+        if self.follower is not None:
+            self.follower.cut(sequence, start)
         start, end = self._range(sequence, start, end)
         return bool(self._calls.memory_seq_rm(self._pointer, sequence, start, end))
 
@@ -160,6 +179,8 @@ class Memory:
         """Make `target` hold the cells of `source`'s range too. Nothing is copied if one cache serves all sequences.
 
         A recurrent state is shared as a whole, whatever the range; each sequence has its own from the next token on."""
+        if self.follower is not None:
+            self.follower.share(source, target, start, end)
         start, end = self._range(source, start, end)
         self._calls.memory_seq_cp(self._pointer, source, target, start, end)
 
@@ -171,6 +192,8 @@ class Memory:
         if not self.can_shift:
             raise ValueError("positions of this model can't be moved; see Memory.can_shift")
         c.llama_memory_seq_add(self._pointer, sequence, start, end, by)
+        if self.follower is not None:
+            self.follower.cut(sequence, start + by)
 
     def first_position(self, sequence: int) -> int:
         """Return the lowest position that the sequence holds; -1 if it holds none.
@@ -223,6 +246,13 @@ class Memory:
 
         Raises StateUnusable if another sequence held the range after all and there is no room for a copy: the range is
         gone from all `holders` then. Raises MemoryError, with everything as it was, if no copy can be made."""
+        follower, self.follower = self.follower, None  # the tokens stay what they are
+        try:
+            return self._relocate(holders, scratch, start, end)
+        finally:
+            self.follower = follower
+
+    def _relocate(self, holders: Sequence[int], scratch: int, start: int, end: int) -> int:
         self.share(holders[0], scratch, start, end)
         try:
             state = self.save(scratch)
@@ -257,6 +287,8 @@ class Memory:
         return state if written == size else state[:written]
 
     def _load(self, sequence: int, state: bytes, part: int) -> None:
+        if self.follower is not None:
+            self.follower.cut(sequence, 0)
         native_log().clear()
         source = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
         num_read = c.llama_state_seq_set_data_ext(self._context, source, len(state), sequence, part)
@@ -267,6 +299,8 @@ class Memory:
 
     def clear(self) -> None:
         c.llama_memory_clear(self._pointer, True)
+        if self.follower is not None:
+            self.follower.clear()
 
 
 def _keys_turn_freely(model: int) -> bool:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 SUFFIX = ".gguf"
+DRAFT = ".draft"
+"""What a model's name ends with in the name of its draft model's file, before the suffix."""
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 """The part number and the count of parts, which llama.cpp writes before the suffix."""
 
