@@ -174,6 +174,7 @@ class Engine:
             running=running,
             answer_tokens=self._stepper.lengths.usual,
             prefill_s=self._stepper.prefill_s,
+            encode_s=0.0 if self._encoder is None else self._encoder.cell_s,
             overdraft=overdraft_of(self.slots),
         )
 

@@ -32,7 +32,7 @@ AFTER = "was there, and what was not?"
 NUM_ANSWER = 12
 
 
-GAP = 0.05
+GAP = 0.25
 """How far log probabilities move if nothing changes but the layout of batches and cells."""
 
 
