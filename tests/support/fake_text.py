@@ -77,7 +77,7 @@ def fake_routes(prompts: Prompts, facts: ModelFacts, *, model: str, slots: int, 
         chat_templates={"default": TEMPLATE},
         chat_template_caps=ChatTemplate(TEMPLATE).abilities.caps(),
         has_infill=True,
-        input_modalities=("text",),
+        input_modalities=facts.inputs,
         build_info="fake",
         sampling=PROPS_SAMPLING,
     )

@@ -168,6 +168,16 @@ class Projector(NativeOwner):
             raise EncodeFailed(f"{self.path}: what it makes of a {chunk.kind.name.lower()} is not a number")
         return embeddings
 
+    def num_picture_cells(self, width: int, height: int) -> int:
+        """Return the cells of a picture of this size, those of its slices together; 0: the model reads none."""
+        return sum(self._cells(m.mtmd_bitmap_init(width, height, None))) if self.sees else 0
+
+    def num_sound_cells(self, seconds: float) -> int:
+        """Return the cells of a sound of this length; 0: the model reads none."""
+        if self.sample_rate is None:
+            return 0
+        return sum(self._cells(m.mtmd_bitmap_init_from_audio(int(seconds * self.sample_rate), None)))
+
     def warm_up(self) -> None:
         """Encode the smallest picture and the shortest sound, so that buffers are there, and that libmtmd ends the
         process now, not at a caller's picture, if it can't compute with this file. Raises EncodeFailed."""
@@ -315,9 +325,12 @@ class Projector(NativeOwner):
 
     def _largest_chunk(self, width: int, height: int) -> int:
         """Return the most cells of a chunk of a picture of this size. Takes microseconds: there are no pixels."""
-        with self._tokenized(m.mtmd_bitmap_init(width, height, None)) as found:
-            cells: list[int] = [m.mtmd_input_chunk_get_n_tokens(native) for native in found]
-        return max(cells)
+        return max(self._cells(m.mtmd_bitmap_init(width, height, None)))
+
+    def _cells(self, bitmap: int) -> list[int]:
+        """Return the number of cells, or of tokens, of each chunk of a bitmap, which is freed."""
+        with self._tokenized(bitmap) as found:
+            return [m.mtmd_input_chunk_get_n_tokens(native) for native in found]
 
 
 def _tokens(native: int) -> Tokens:
