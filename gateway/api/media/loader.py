@@ -51,7 +51,9 @@ class MediaLoader:
         models = [model for model in (call.model, *call.fallbacks) if _takes_all(workers.get(model, ()), media)]
         if not models:
             raise _unseen(call, media, workers.get(call.model, ()))
-        return replace(call, model=models[0], fallbacks=tuple(models[1:]))
+        if models[0] != call.model:
+            call = call.on_model(models[0])
+        return replace(call, fallbacks=tuple(models[1:]))
 
     async def prepare(self, asked: RequestT, call: Call, hold: Hold, receive: Receive | None) -> tuple[RequestT, Call]:
         """Return a request and its call with its media checked and fetched. `receive`: tells when the client leaves,
