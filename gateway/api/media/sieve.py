@@ -23,8 +23,8 @@ from workers.protocol.framing import BASE64_CHARS, BASE64_GROUP, PART_CHARS
 LEAST_BYTES = 3 << 10
 """Files of fewer bytes are left in the text."""
 LEAST_CHARS = 512
-"""Characters of base64 with which a file's string begins at least. Shorter strings are passed over by the search itself:
-a slice can have three thousand of them."""
+"""Characters of base64 with which a file's string begins at least. Shorter strings are passed over by the search
+itself: a slice can have three thousand of them."""
 TAIL_BYTES = 2048
 """Bytes at the end of a slice in which a beginning of a file's string may lie that goes on in the next slice."""
 
