@@ -299,7 +299,8 @@ def test_a_prompt_beyond_the_context_asks_for_no_more_cells_than_a_context_has()
 
 def sees(name: str, encode_ms: float = 2.0, **facts: object) -> Heartbeat:
     """A worker whose pictures take 400 cells, and whose sounds 100."""
-    cells = msgspec.structs.replace(worker("x").facts, picture_cells=400, sound_cells=100)
+    known = worker("x").facts
+    cells = msgspec.structs.replace(known, picture_cells=400, sound_cells=100, inputs=("text", "image", "audio"))
     return worker(name, load=busy(encode_ms=encode_ms), facts=cells, **facts)
 
 
@@ -321,3 +322,11 @@ def test_pictures_need_room_in_the_context() -> None:
     book = book_of([sees("a", n_ctx=200), sees("b", n_ctx=1000)])
     assert order(ranked(book, prompt(10, media=(PlacedMedium("picture", 5),)))) == ["b"]
     assert set(order(ranked(book, prompt(10)))) == {"a", "b"}
+
+
+def test_pictures_go_to_workers_that_take_them() -> None:
+    """While a projector is rolled out, some of a model's workers read text only."""
+    media = (PlacedMedium("picture", 5),)
+    book = book_of([worker("a"), sees("b"), worker("c")])
+    assert order(ranked(book, prompt(10, media=media))) == ["b"]
+    assert set(order(ranked(book_of([worker("a"), worker("c")]), prompt(10, media=media)))) == {"a", "c"}
