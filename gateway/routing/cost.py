@@ -21,7 +21,7 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.routing.placement import ANY, Bid, MODALITY_OF, PlacedMedium, PlacementRequest, cells_of, find_slot
+from gateway.routing.placement import ANY, MODALITY_OF, Bid, PlacedMedium, PlacementRequest, cells_of, find_slot
 from gateway.routing.pool import Pool
 from gateway.routing.worker_state import WorkerState
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Modality, ModelFacts
