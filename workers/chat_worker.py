@@ -20,6 +20,7 @@ from workers.constraint.forks import Forks
 from workers.constraint.gbnf import Trial
 from workers.constraint.moving_mask import ForkedGrammars
 from workers.constraint.tool_calls import CallForms
+from workers.contexts import open_contexts
 from workers.engine.adapters.registry import AdapterRegistry
 from workers.engine.disk.conversation_file import ConversationFiles, SaveBounds
 from workers.engine.disk.fingerprint import KvIdentity, ModelHashes
@@ -27,16 +28,17 @@ from workers.engine.disk.folder import CacheFolder, CacheFolderUnusable
 from workers.engine.disk.sealed import CacheKeys
 from workers.engine.disk.tier import DiskTier
 from workers.engine.engine import Engine
+from workers.engine.speculation.draft_model import DraftModel
 from workers.engine.watchdog import Watchdog
 from workers.llama.context import Context
 from workers.llama.devices import Devices
-from workers.llama.model import Model, ModelTooLarge
-from workers.llama.model_params import LEARNED_POSITIONS
+from workers.llama.model import Model
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
-from workers.models.memory_plan import free_bytes, free_for_cache, kv_shape, plan_kv
-from workers.models.spec import AdapterSpec, LlamaSettings, ModelSpec
+from workers.models.memory_plan import free_bytes
+from workers.models.spec import NO_PROJECTOR, AdapterSpec, ModelSpec
 from workers.protocol.events import CallFailed
 from workers.protocol.pooled import POOL_PATH
+from workers.served_media import ServedMedia, open_media
 from workers.served_text import infill_prompts, open_renderer, text_routes
 from workers.service.calls.call_record import CallRecords
 from workers.service.calls.delivery import Delivery
@@ -59,13 +61,22 @@ HASHES_FILE = "model-hashes.json"
 """File in the state folder that keeps the SHA-256 of model files, so that each file is hashed only once."""
 
 
-def kv_identity(settings: WorkerSettings, model: Model, llama: LlamaSettings, *, n_ctx: int) -> KvIdentity:
+def kv_identity(settings: WorkerSettings, model: Model, spec: ModelSpec, *, n_ctx: int) -> KvIdentity:
     """Return the identity of the KV that a context computes. KV on disk is used only if its identity is the same.
 
     `n_ctx`: number of KV cells in the context."""
     hashes = ModelHashes(settings.state_dir / HASHES_FILE)
     control = "" if model.control is None else model.control.digest()
-    return KvIdentity(model.header, llama, hashes, n_ctx=n_ctx, loaded_at=model.loaded_at, control=control)
+    return KvIdentity(
+        model.header,
+        spec.llama,
+        hashes,
+        n_ctx=n_ctx,
+        loaded_at=model.loaded_at,
+        control=control,
+        projector=None if spec.projector in ("", NO_PROJECTOR) else Path(spec.projector).expanduser(),
+        image_tokens=(spec.image_min_tokens, spec.image_max_tokens),
+    )
 
 
 def open_tier(settings: WorkerSettings, identity: KvIdentity) -> DiskTier | None:
@@ -131,6 +142,9 @@ class ChatWorker:
     """Fingerprint of model, llama.cpp and settings: KV on disk is used only if it was saved under the same one."""
     tier: DiskTier | None
     slot_files: ConversationFiles | None
+    draft_model: DraftModel | None
+    media: ServedMedia | None
+    """What reads pictures and sounds; None: the model reads text only."""
 
     def wire(self, worker: WorkerIdentity, life: Lifecycle, records: CallRecords) -> Served:
         """Make the mailbox, engine, calls and routes, and connect them. Call it on the event loop that serves them."""
@@ -140,6 +154,7 @@ class ChatWorker:
         live = LiveCalls(engine, records)
         hub = EventHub(worker.boot, live.give_up, grace_s=worker.gateway_grace_s)
         lane, adverts = prompt_lane(), PrefixAdverts(engine.cache_report)
+        facts = None if self.media is None else self.media.facts(self.model.facts)
         adapter_routes = AdapterRoutes(self.adapters, self.settings.adapters_dir)
         calls = GenerateCalls(
             Delivery(mailbox, engine, live, hub, metrics, life.shortage),
@@ -169,7 +184,9 @@ class ChatWorker:
                 *self._text_routes(lane).routes(),
             ],
             adverts=adverts,
-            announced=lambda beat: adapter_routes.announced(replace(beat, infill=self.prompts.can_infill)),
+            announced=lambda beat: adapter_routes.announced(
+                replace(beat, infill=self.prompts.can_infill, facts=facts or beat.facts)
+            ),
             retire=engine.retire,
         )
 
@@ -186,6 +203,8 @@ class ChatWorker:
             watchdog=self.watchdog,
             disk=self.tier,
             speculation=self.spec.speculation,
+            draft_model=self.draft_model,
+            encoder=None if self.media is None else self.media.encoder,
         )
 
     def _slot_routes(self, engine: Engine) -> SlotRoutes:
@@ -210,6 +229,7 @@ class ChatWorker:
             name=self.spec.name,
             slots=self.spec.slots,
             n_ctx=self.n_ctx,
+            inputs=("text",) if self.media is None else self.media.inputs,
         )
 
 
@@ -225,8 +245,8 @@ def open_chat_worker(
     logger.info("answers are read as those of the family %s", answers.family.name)
     if fault := answers.closing_fault(spec.thinking_budget_message):
         raise SettingUnusable(f"thinking_budget_message {fault}")
-    context, n_ctx = make_context(model, spec, workers=settings.workers_on_machine)
-    opened.enter_context(context)
+    media = open_media(opened, model, spec, max_bytes=settings.media_cache_mib << 20)
+    context, n_ctx, draft_model = open_contexts(opened, model, spec, workers=settings.workers_on_machine)
     long_texts = opened.enter_context(
         contextlib.closing(TokenProcesses(model.path, model.overrides, number=prompts_at_once()))
     )
@@ -239,8 +259,9 @@ def open_chat_worker(
         shared=spec.shared_prompts,
         infill=infill_prompts(model.vocab, spec.llama, n_ctx=n_ctx),
         defaults=spec,
+        media=None if media is None else media.reader,
     )
-    identity = kv_identity(settings, model, spec.llama, n_ctx=context.kv_tokens)
+    identity = kv_identity(settings, model, spec, n_ctx=context.kv_tokens)
     adapters = opened.enter_context(
         contextlib.closing(
             AdapterRegistry(model, context, max_adapters=settings.max_adapters, max_bytes=settings.adapters_mib << 20)
@@ -272,53 +293,9 @@ def open_chat_worker(
         identity,
         tier,
         slot_files,
+        draft_model,
+        media,
     )
-
-
-def make_context(model: Model, spec: ModelSpec, *, workers: int) -> tuple[Context, int]:
-    """Make the context; return it and the maximum tokens of a conversation. Raises ModelError, ModelTooLarge.
-
-    `workers`: number of workers that share the machine.
-
-    Unless `kv_tokens` is set, a KV cache that is too large is halved until it fits, down to one conversation's size."""
-    llama, trained = spec.llama, model.facts.n_ctx_train
-    asked = spec.ctx or trained
-    if asked > trained:
-        logger.warning("ctx %d is more than the %d tokens that the model was trained for", asked, trained)
-    if LEARNED_POSITIONS in model.header.tensors:  # llama.cpp aborts at the first token beyond them
-        asked = min(asked, trained)
-    shape = kv_shape(model.header)
-    token_bytes = shape.bytes_per_token(llama.cache_type_k, llama.cache_type_v) if shape else 0.0
-    free = free_for_cache(llama)
-    if free is not None and spec.kv_tokens * token_bytes > free:
-        raise ModelTooLarge(  # llama.cpp would find out slowly, and at the expense of everyone on this machine
-            f"kv_tokens: {spec.kv_tokens:,} KV cells take {int(spec.kv_tokens * token_bytes) >> 20:,} MiB and "
-            f"{free >> 20:,} MiB of memory are free; lower --kv-tokens"
-        )
-    plan = plan_kv(
-        slots=spec.slots,
-        n_ctx=asked,
-        kv_tokens=spec.kv_tokens,
-        bytes_per_token=token_bytes,
-        free_bytes=free,
-        workers=workers,
-    )
-    n_ctx, kv_tokens, reason = plan.n_ctx, plan.kv_tokens, plan.reason
-    while True:
-        try:
-            context = Context(model, llama, slots=spec.slots, kv_tokens=kv_tokens)
-            break
-        except ModelTooLarge as error:
-            if spec.kv_tokens or kv_tokens <= n_ctx:
-                raise
-            kv_tokens, reason = max(n_ctx, kv_tokens // 2), str(error)
-    n_ctx = min(n_ctx, context.kv_tokens)
-    if reason:
-        logger.warning(
-            "conversations of up to %d tokens over %d KV cells instead of %d tokens over %d cells: %s",
-            *(n_ctx, context.kv_tokens, asked, spec.kv_tokens or spec.slots * asked, reason),
-        )
-    return context, n_ctx
 
 
 def _register_adapters(registry: AdapterRegistry, adapters: Iterable[AdapterSpec]) -> None:

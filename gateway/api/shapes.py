@@ -41,16 +41,21 @@ class Entry(Likely, frozen=True, gc=False):
     top_logprobs: list[Likely]
 
 
-def usage_object(usage: Usage, num_thought: int = 0) -> dict[str, Any]:
-    """Return `usage` as in OpenAI's API reference; `num_thought`: how many completion tokens are reasoning."""
+def usage_object(usage: Usage, num_thought: int = 0, *, is_foretold: bool = False) -> dict[str, Any]:
+    """Return `usage` as in OpenAI's API reference; `num_thought`: how many completion tokens are reasoning.
+    `is_foretold`: whether the caller sent a prediction of the answer, and the answer has ended."""
     document: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
-    if num_thought:
-        document["completion_tokens_details"] = {"reasoning_tokens": num_thought}
+    details = {"reasoning_tokens": num_thought} if num_thought else {}
+    if is_foretold:
+        details["accepted_prediction_tokens"] = usage.accepted_prediction_tokens
+        details["rejected_prediction_tokens"] = usage.rejected_prediction_tokens
+    if details:
+        document["completion_tokens_details"] = details
     return document
 
 

@@ -50,6 +50,10 @@ class PromptTokensDetails(Struct, frozen=True):
 
 class CompletionTokensDetails(Struct, frozen=True):
     reasoning_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    """Tokens of the call's `prediction` that the answer has and that were computed as drafts of it. Like
+    `rejected_prediction_tokens`, those computed in vain, only for calls with a `prediction`."""
+    rejected_prediction_tokens: int | None = None
 
 
 class Usage(Struct, frozen=True):

@@ -83,6 +83,12 @@ FINISHED = Finished(
     Timings(cache_n=16, prompt_n=26, prompt_ms=3.5, predicted_n=2, predicted_ms=2.75),
     "\n\n",
 )
+FINISHED_FORETOLD = Finished(
+    7,
+    FinishReason.STOP,
+    Usage(42, 30, 16, accepted_prediction_tokens=21, rejected_prediction_tokens=4),
+    Timings(cache_n=16, prompt_n=26, prompt_ms=3.5, predicted_n=30, predicted_ms=8.5, draft_n=25, draft_n_accepted=21),
+)
 FAILED = Failed(9, FAILURE)
 
 SUBMIT = Submit(
@@ -265,6 +271,7 @@ MESSAGES = {
     "event_tool_call_begun.json": TOOL_CALL_BEGUN,
     "event_tool_call_delta.json": TOOL_CALL_DELTA,
     "event_finished.json": FINISHED,
+    "event_finished_foretold.json": FINISHED_FORETOLD,
     "event_finished_truncated.json": msgspec.structs.replace(FINISHED, stop=None, truncated=True),
     "event_failed.json": FAILED,
     "heartbeat.json": HEARTBEAT,

@@ -181,8 +181,8 @@ STEPS = (
     counter(
         "paddock_draft_tokens_total",
         "tokens of drafts by where they came from: `history` (the conversation), `pool` (earlier answers of the same "
-        "team, salt and adapters), `prediction` (the caller's), `form` (the text that a schema or grammar leaves); "
-        "`accepted` (drawn) or `rejected`",
+        "team, salt and adapters), `prediction` (the caller's), `form` (the text that a schema or grammar leaves), "
+        "`model` (a draft model); `accepted` (drawn) or `rejected`",
         lambda now: _drafts(now.counters),
         "source",
         "outcome",
@@ -314,7 +314,7 @@ ITSELF = (
     gauge("paddock_worker_draining", "1 while it takes no new calls", lambda now: now.is_draining),
 )
 
-DRAFT_SOURCES = ("history", "pool", "prediction", "form")
+DRAFT_SOURCES = ("history", "pool", "prediction", "form", "model")
 """The names of `Source` (workers/engine/speculation/hit_rates.py), in its order."""
 
 

@@ -21,6 +21,7 @@ from workers.models.spec import (
     MAX_SHARED_BYTES,
     ControlVectorSpec,
     DefaultSampling,
+    DraftSpec,
     LlamaSettings,
     ModelSpec,
     SpeculationSettings,
@@ -87,7 +88,7 @@ FIELDS = sorted(
     field.name
     for struct in (
         *(Catalog, Defaults, ModelSpec, LlamaSettings, TensorOverride, ControlVectorSpec, DefaultSampling),
-        *(SpeculationSettings, AliasChain, Target),
+        *(SpeculationSettings, DraftSpec, AliasChain, Target),
     )
     for field in msgspec.structs.fields(struct)
 )

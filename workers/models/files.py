@@ -6,12 +6,15 @@ import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 SUFFIX = ".gguf"
+DRAFT = ".draft"
+"""What a model's name ends with in the name of its draft model's file, before the suffix."""
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 """The part number and the count of parts, which llama.cpp writes before the suffix."""
 
@@ -90,7 +93,9 @@ class FetchedModel(msgspec.Struct, frozen=True):
     """Path of the model's file, or of the first part of a split one."""
     commit: str
     sha256: dict[str, str]
-    """File name of each part -> SHA-256."""
+    """File name of each part, and of the projector -> SHA-256."""
+    projector: str = ""
+    """Path of the file that makes the model see or hear; empty: its repository has none."""
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -99,6 +104,8 @@ class Contents(msgspec.Struct, frozen=True):
     commit: str
     files: dict[str, Content]
     """File name in the model's folder -> its contents."""
+    projector: str = ""
+    """Path of the projector; empty: there is none."""
 
 
 decode_model = msgspec.json.Decoder(FetchedModel).decode
@@ -126,8 +133,17 @@ class Fetched:
         place = self._located().get(reference)
         if place is None or not all(part.is_file() for part in parts(Path(place))):
             return None
-        self._check(reference, Path(place))
+        self._check_files(reference, parts(Path(place)))
         return Path(place)
+
+    def projector_of(self, reference: str) -> Path | None:
+        """Return the path of the projector that was fetched with a model; None if there is none. Raises FileChanged as
+        `path_of` does."""
+        contents = self._known().get(reference)
+        if contents is None or not contents.projector or not (path := Path(contents.projector)).is_file():
+            return None
+        self._check_files(reference, [path])
+        return path
 
     def commit_of(self, reference: str) -> str:
         """Return the commit from which a reference's files were fetched; empty: none were, or the commit is unknown."""
@@ -137,8 +153,9 @@ class Fetched:
         return known.commit if known else ""
 
     def keep(self, reference: str, model: FetchedModel) -> None:
-        files = {part.name: _content(part, model.sha256[part.name]) for part in parts(Path(model.path))}
-        _replace(self._contents, {**self._known(), reference: Contents(model.commit, files)})
+        paths = [*parts(Path(model.path)), *([Path(model.projector)] if model.projector else [])]
+        files = {part.name: _content(part, model.sha256[part.name]) for part in paths}
+        _replace(self._contents, {**self._known(), reference: Contents(model.commit, files, model.projector)})
         _replace(self._places, {**self._located(), reference: model.path})
 
     def _located(self) -> dict[str, str]:
@@ -153,14 +170,14 @@ class Fetched:
         except (OSError, msgspec.DecodeError):
             return {}
 
-    def _check(self, reference: str, path: Path) -> None:
-        """Raise FileChanged if a model's files have other contents than those fetched. Files with the recorded size and
-        time count as unchanged; others are hashed."""
+    def _check_files(self, reference: str, paths: Sequence[Path]) -> None:
+        """Raise FileChanged if these files of a model have other contents than those fetched. Files with the recorded
+        size and time count as unchanged; others are hashed."""
         known = self._known()
         contents = known.get(reference)
         if contents is None:
             return  # fetched by an older version
-        seen = {part: contents.files.get(part.name) for part in parts(path)}
+        seen = {part: contents.files.get(part.name) for part in paths}
         touched = [part for part, one in seen.items() if one is None or _content(part, one.sha256) != one]
         for part in touched:
             content = seen[part]
@@ -171,8 +188,9 @@ class Fetched:
                 )
         if touched:
             files = {part.name: _content(part, content.sha256) for part, content in seen.items() if content}
+            now = msgspec.structs.replace(contents, files=contents.files | files)
             with contextlib.suppress(OSError):  # on a read-only volume the files are hashed again next time
-                _replace(self._contents, {**known, reference: Contents(contents.commit, files)})
+                _replace(self._contents, {**known, reference: now})
 
 
 def sha256_of(path: Path) -> str:

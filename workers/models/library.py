@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from workers.models import catalog
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.files import Fetched, FileChanged, decode_model, first_part, parse_reference
-from workers.models.spec import TEMPLATE_NAMES, ModelSpec, is_template
+from workers.models.spec import NO_PROJECTOR, TEMPLATE_NAMES, DraftSpec, ModelSpec, SpeculationSettings, is_template
 from workers.process import parent_death
 from workers.protocol.exits import Exit
 from workers.settings import SPEC_FIELDS, SupervisorSettings
@@ -86,12 +86,34 @@ class Library:
                 check_gguf(Path(adapter.path), f"{model.name}, adapter {adapter.name}")
             for vector in model.llama.control_vectors:
                 check_gguf(Path(vector.path), f"{model.name}, control vector")
-        return tuple(replace(model, path=str(self.locate(model)), hf=None) for model in served)
+        return tuple(self._with_companions(model) for model in served)
 
     def locate(self, model: ModelSpec) -> Path:
         """Return the path of one model's checked local file, or of its first part. Raises ModelUnusable."""
-        path = self._from_hub(model.hf) if model.hf else first_part(Path(model.path or ""))
-        check_gguf(path, model.name)
+        return self._locate(model, model.name)
+
+    def _with_companions(self, model: ModelSpec) -> ModelSpec:
+        """Return the model with the checked local files of itself, its projector and its draft model. Raises
+        ModelUnusable."""
+        path, projector = self.locate(model), model.projector
+        if model.hf and not projector:
+            beside = self._fetched.projector_of(model.hf)
+            projector = "" if beside is None else str(beside)
+        if projector not in ("", NO_PROJECTOR):
+            check_gguf(Path(projector), f"{model.name}, projector")
+        return self._with_draft(replace(model, path=str(path), hf=None, projector=projector))
+
+    def _with_draft(self, model: ModelSpec) -> ModelSpec:
+        """Return the model with the checked local file of its draft model, if it has one. Raises ModelUnusable."""
+        draft = model.speculation.draft
+        if draft is None:
+            return model
+        path = self._locate(draft, f"{model.name}, draft model")
+        return replace(model, speculation=replace(model.speculation, draft=replace(draft, path=str(path), hf=None)))
+
+    def _locate(self, source: ModelSpec | DraftSpec, name: str) -> Path:
+        path = self._from_hub(source.hf) if source.hf else first_part(Path(source.path or ""))
+        check_gguf(path, name)
         return path
 
     def _from_hub(self, reference: str) -> Path:
@@ -189,7 +211,8 @@ def _some_work(found: Catalog, file: Path) -> Catalog:
 
 
 def _with_files_of(found: Catalog, folder: Path) -> Catalog:
-    """Return the catalog with the paths of models, adapters, control vectors and chat templates joined to `folder`."""
+    """Return the catalog with the paths of models, projectors, draft models, adapters, control vectors and chat
+    templates joined to `folder`."""
 
     def located(path: str) -> str:
         return str(folder / Path(path).expanduser())
@@ -197,10 +220,18 @@ def _with_files_of(found: Catalog, folder: Path) -> Catalog:
     def is_file(template: str) -> bool:
         return bool(template) and template not in TEMPLATE_NAMES and not is_template(template)
 
+    def drafted(speculation: SpeculationSettings) -> SpeculationSettings:
+        draft = speculation.draft
+        if draft is None or draft.path is None:
+            return speculation
+        return replace(speculation, draft=replace(draft, path=located(draft.path)))
+
     models = tuple(
         replace(
             model,
+            speculation=drafted(model.speculation),
             path=located(model.path) if model.path else None,
+            projector=model.projector if model.projector in ("", NO_PROJECTOR) else located(model.projector),
             chat_template=located(model.chat_template) if is_file(model.chat_template) else model.chat_template,
             adapters=tuple(replace(adapter, path=located(adapter.path)) for adapter in model.adapters),
             llama=replace(

@@ -487,6 +487,23 @@ class ChatDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.thinking
 
 
+HF_PATTERN = r"^[^/\s:@]+/[^/\s:@]+(:[^/\s:@]+)?(@[^\s:@]+)?$"
+HF_TEXT = "Hugging Face REPO[:QUANT][@REVISION]; a commit as revision always means the same files"
+
+
+class DraftSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A second, smaller model of the same vocabulary, whose guesses a model's workers verify."""
+
+    path: Annotated[str, Meta(min_length=1, description="GGUF file, relative to the catalog file")] | None = None
+    hf: Annotated[str, Meta(pattern=HF_PATTERN, description=HF_TEXT)] | None = None
+    n_gpu_layers: Annotated[int, Meta(ge=-1, description="its layers on the GPU; -1: all")] = -1
+    n_max: Annotated[int, Meta(ge=1, le=32, description="most tokens that it guesses at once")] = 16
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.hf is None):
+            raise ValueError("`draft`: give exactly one source: `path` (a GGUF file) or `hf` (REPO[:QUANT][@REVISION])")
+
+
 class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where drafts of answers come from. They make answers quicker and never change them, and are used only as far as
     they are measured to pay."""
@@ -496,6 +513,12 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         Meta(description="text that stood before: in the conversation, a `prediction`, earlier answers of the team"),
     ] = True
     form: Annotated[bool, Meta(description="text that an answer's schema or grammar leaves as the only one")] = True
+    draft: DraftSpec | None = None
+    """A draft model: a second, smaller one of the same vocabulary."""
+
+
+NO_PROJECTOR = "none"
+"""Value of `ModelSpec.projector` for a model that is to read text only."""
 
 
 class ModelSpec(ChatDefaults, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -506,13 +529,29 @@ class ModelSpec(ChatDefaults, frozen=True, kw_only=True, forbid_unknown_fields=T
     hf: (
         Annotated[
             str,
-            Meta(
-                pattern=r"^[^/\s:@]+/[^/\s:@]+(:[^/\s:@]+)?(@[^\s:@]+)?$",
-                description="Hugging Face REPO[:QUANT][@REVISION]; a commit as revision always means the same files",
-            ),
+            Meta(pattern=HF_PATTERN, description=HF_TEXT),
         ]
         | None
     ) = None
+    projector: Annotated[
+        str,
+        Meta(
+            max_length=4096,
+            description="GGUF file (mmproj), relative to the catalog file, with which the model sees or hears; empty: "
+            "the one beside a model of the hub, if there is one; none: pictures and sound are refused",
+        ),
+        as_setting(
+            "GGUF file (mmproj) with which the model sees or hears; empty: the one beside a model of the hub, if there "
+            "is one; none: pictures and sound are refused"
+        ),
+    ] = ""
+    projector_on_gpu: Annotated[bool, Meta(description="compute the projector on the GPU, if there is one")] = True
+    image_min_tokens: Annotated[
+        int, Meta(ge=0, le=65536, description="least KV cells of a picture, where these vary; 0: as the projector says")
+    ] = 0
+    image_max_tokens: Annotated[
+        int, Meta(ge=0, le=65536, description="most KV cells of a picture, where these vary; 0: as the projector says")
+    ] = 0
     workers: Annotated[int, Meta(ge=0, le=256, description="worker processes on this machine")] = 1
     slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS, description="conversations at once, per worker")] = 8
     ctx: Annotated[

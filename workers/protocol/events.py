@@ -128,12 +128,16 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
     draft_n_accepted: int = 0
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Token counts by the worker's own tokenizer. `cached_tokens` are part of `prompt_tokens`."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    accepted_prediction_tokens: int = 0
+    """Tokens of drafts from the caller's `prediction` that were drawn, and (`rejected_prediction_tokens`) those that
+    were computed in vain. Only the first are part of `completion_tokens`."""
+    rejected_prediction_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         """Return the sum of both. Every sum of usage is made here."""
@@ -141,6 +145,8 @@ class Usage(msgspec.Struct, frozen=True):
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.cached_tokens + other.cached_tokens,
+            self.accepted_prediction_tokens + other.accepted_prediction_tokens,
+            self.rejected_prediction_tokens + other.rejected_prediction_tokens,
         )
 
     @property
@@ -151,7 +157,7 @@ class Usage(msgspec.Struct, frozen=True):
     @property
     def of_answer(self) -> Usage:
         """The answer's part of the usage, which counts for each answer to a prompt."""
-        return Usage(0, self.completion_tokens, 0)
+        return Usage(0, self.completion_tokens, 0, self.accepted_prediction_tokens, self.rejected_prediction_tokens)
 
 
 NO_USAGE = Usage(0, 0, 0)

@@ -50,11 +50,16 @@ _encode = msgspec.json.Encoder().encode
 
 def chunk_writer(asked: ChatRequest, call: Call, request_log: RequestLog) -> ChunkWriter:
     """Return the writer of a streamed chat."""
-    usage = StreamUsage(asked.usage, len(asked.requests), num_prompts=1)
+    usage = StreamUsage(asked.usage, len(asked.requests), num_prompts=1, is_foretold=_is_foretold(asked))
     head = ChunkEncoder(chat_id(), "chat.completion.chunk", call.alias, usage)
     choices = [_ChatChoice(head, usage, number, one, asked) for number, one in enumerate(asked.requests)]
     idle = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
     return ChunkWriter(head, choices, idle, request_log)
+
+
+def _is_foretold(asked: ChatRequest) -> bool:
+    """Return whether the caller sent a prediction of the answer."""
+    return bool(asked.requests[0].speculation.prediction)
 
 
 class _ChatChoice(ChoiceWriter):
@@ -205,6 +210,7 @@ class WholeWriter:
     def __init__(self, asked: ChatRequest, call: Call, request_log: RequestLog) -> None:
         self._model = call.alias
         self._request_log = request_log
+        self._is_foretold = _is_foretold(asked)
 
         def choice(number: int) -> _WholeChoice:
             one = asked.requests[number]
@@ -218,7 +224,7 @@ class WholeWriter:
     def parts(self) -> Iterator[bytes]:
         """Yield the `chat.completion` object as JSON."""
         num_thought = sum(choice.num_thought for choice in self._whole.choices)
-        usage = usage_object(usage_of(self._whole.ends, 1), num_thought)
+        usage = usage_object(usage_of(self._whole.ends, 1), num_thought, is_foretold=self._is_foretold)
         return self._whole.written(chat_id(), "chat.completion", self._model, usage, self._request_log.fingerprint)
 
 

@@ -32,7 +32,11 @@ from workers.protocol.requests import GenerateRequest
 class StreamUsage:
     """Counts a stream's tokens. While an answer runs, its events are added up; its last event has the exact number."""
 
-    def __init__(self, options: StreamUsageOptions, num_answers: int, num_prompts: int) -> None:
+    def __init__(
+        self, options: StreamUsageOptions, num_answers: int, num_prompts: int, *, is_foretold: bool = False
+    ) -> None:
+        """`is_foretold`: whether the caller sent a prediction of the answer."""
+        self._is_foretold = is_foretold
         self.always = options.always
         self.at_end = options.at_end
         self._per_prompt = num_answers // num_prompts
@@ -63,7 +67,8 @@ class StreamUsage:
     def whole(self) -> dict[str, Any]:
         """Return the usage of the whole request. Call it when every answer has ended."""
         ends = [end for end in self.ends if end is not None]
-        return usage_object(usage_of(ends, len(ends) // self._per_prompt), sum(self._thought))
+        usage = usage_of(ends, len(ends) // self._per_prompt)
+        return usage_object(usage, sum(self._thought), is_foretold=self._is_foretold)
 
 
 def chat_id() -> str:

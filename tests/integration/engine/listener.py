@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -14,7 +14,9 @@ import msgspec
 
 from workers.engine.cache.prompt import Prompt
 from workers.engine.disk.tier import DiskTier
+from workers.engine.encoder import MediaEncoder
 from workers.engine.engine import Engine, EngineRequest
+from workers.engine.speculation.draft_model import DraftModel
 from workers.llama.context import Context
 from workers.llama.model import Model
 from workers.models.spec import LlamaSettings, SpeculationSettings
@@ -137,10 +139,19 @@ def running(
     ram_bytes: int = 64 << 20,
     disk: DiskTier | None = None,
     speculation: SpeculationSettings = AS_IT_PAYS,
+    encoder: MediaEncoder | None = None,
+    draft: Model | None = None,
+    draft_cells: int = 0,
 ) -> Iterator[Bench]:
-    """An engine that is checked for lost slots and cells when the test is over."""
+    """An engine that is checked for lost slots and cells when the test is over. `draft`: a draft model. `draft_cells`:
+    its KV cells; 0: as many as the engine's."""
     heard = Heard()
-    with Context(model, llama, slots=slots, kv_tokens=kv_tokens) as context:
+    with ExitStack() as opened:
+        context = opened.enter_context(Context(model, llama, slots=slots, kv_tokens=kv_tokens))
+        draft_model = None
+        if draft is not None:
+            beside = opened.enter_context(Context(draft, llama, slots=slots, kv_tokens=draft_cells or kv_tokens))
+            draft_model = DraftModel(beside, num_tokens=model.vocab.num_tokens, ends=model.vocab.eog)
         engine = Engine(
             model,
             context,
@@ -150,6 +161,8 @@ def running(
             ram_bytes=ram_bytes,
             disk=disk,
             speculation=speculation,
+            encoder=encoder,
+            draft_model=draft_model,
         )
         engine.start()
         try:

@@ -32,7 +32,7 @@ def drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every draft computed, whatever it costs: these tests are about what comes of drafts."""
 
     def choose(
-        _: object, chances: Ordered[Ordered[float]], num_calls: int, *, max_rows: int, is_shared: bool
+        _: object, chances: Ordered[Ordered[float]], num_calls: int, *, max_rows: int, **__: object
     ) -> list[int]:
         left = min(max_rows - num_calls, 32)
         return [min(len(one), left // len(chances)) for one in chances]
@@ -146,6 +146,26 @@ def test_a_prediction_that_is_right_spares_steps(bench: Bench) -> None:
     assert tokens_of(bench, drafted) == plain
     assert bench.engine.counters.num_accepted[Source.PREDICTION] > 40
     assert bench.engine.counters.num_decodes - before < 12
+    counters = bench.engine.counters
+    usage = bench.heard.finished(max(bench.heard.calls)).usage
+    assert usage.accepted_prediction_tokens == counters.num_accepted[Source.PREDICTION]
+    num_drafted = counters.num_drafted[Source.PREDICTION]
+    assert usage.rejected_prediction_tokens == num_drafted - usage.accepted_prediction_tokens
+
+
+def test_seconds_per_token_count_drafted_tokens_too(bench: Bench) -> None:
+    """By what heartbeats tell of them (`decode_ms`), gateways find quicker the worker that drafts well."""
+    told = []
+    for speculation in (NO_DRAFTS, Speculation()):
+        before = bench.engine.counters.gap_s
+        key = said(bench, SONG * 3, cache_prompt=False, speculation=speculation)
+        after = bench.engine.counters.gap_s
+        num_gaps, total_s = sum(after.counts) - sum(before.counts), after.total - before.total
+        assert num_gaps == 59
+        assert total_s * 1e3 == pytest.approx(bench.heard.finished(key).timings.predicted_ms, rel=0.2)
+        told.append(num_gaps)
+    assert bench.heard.finished(key).timings.draft_n_accepted > 10
+    assert told[0] == told[1]
 
 
 def test_every_token_has_its_probability(bench: Bench) -> None:
@@ -275,4 +295,6 @@ def test_a_drafted_token_that_ends_the_answer_counts(bench: Bench) -> None:
     timings = bench.heard.finished(key).timings
     assert timings.predicted_n == last + 1
     assert timings.draft_n > timings.draft_n_accepted == last
+    usage = bench.heard.finished(key).usage
+    assert (usage.accepted_prediction_tokens, usage.rejected_prediction_tokens) == (last, timings.draft_n - last)
     bench.engine.check_integrity()

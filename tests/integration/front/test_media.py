@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from tests.support.caller import Caller, calling
-from tests.support.media_files import PNG, WAV, base64_of, data_url, picture
+from tests.support.sent_media import PNG, WAV, base64_of, data_url, picture
 from tests.support.stack import Stack
 
 MIB = 1 << 20

@@ -5,11 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.engine.speculation.hit_rates import HitRates, Source
+from workers.engine.speculation.hit_rates import HitRates, Source, length_of
 from workers.engine.speculation.pools import NO_TOKEN, Pool
 from workers.engine.speculation.token_index import MAX_MATCH, MIN_MATCH, TokenIndex
 
@@ -18,6 +20,10 @@ MAX_UNREAD = 64
 
 MAX_ROOM = 4_096
 """Maximum number of tokens of an answer for which buckets are reserved; a longer one only shares them."""
+
+
+MODEL_WEIGHT = 0.05
+"""Weight of a draft model's newest token in `Drafts.model_rate`."""
 
 
 @dataclass(slots=True)
@@ -30,6 +36,8 @@ class Lead:
     """Index in `text` of the token that should be drawn next."""
     length: int
     """Number of tokens before it that are alike; of a form's text, how many tokens it has. `MAX_MATCH` at most."""
+    lengths: tuple[int, ...] = ()
+    """For each token of a draft model, the length that stands for its probability (`length_of`); else empty."""
 
     @property
     def token(self) -> int:
@@ -51,13 +59,33 @@ class Lead:
                 found += found[: count - len(found)]
         return found[: found.index(NO_TOKEN)] if NO_TOKEN in found else found
 
+    def move_on(self) -> None:
+        """Go on to the next token, as this one was drawn."""
+        self.follow += 1
+        if not self.lengths:
+            self.length = min(self.length + 1, MAX_MATCH)
+        elif self.follow < len(self.lengths):
+            self.length = self.lengths[self.follow]
+
 
 class Drafts:
     """The drafts of one answer. Made by `submit` on any thread; then only the engine's thread uses it."""
 
     __slots__ = (
-        *("_forced", "_history", "_is_greedy", "_is_searched", "_lead", "_num_prompt", "_pool", "_prediction"),
-        *("_rates", "_unread", "num_accepted", "num_drafted", "push", "source"),
+        *("_forced", "_history", "_is_searched", "_lead", "_num_prompt", "_pool", "_prediction"),
+        *(
+            "_rates",
+            "_searches",
+            "_unread",
+            "is_greedy",
+            "model_rate",
+            "num_accepted",
+            "num_drafted",
+            "num_foretold",
+            "num_of_prediction",
+            "push",
+            "source",
+        ),
     )
 
     def __init__(
@@ -68,14 +96,17 @@ class Drafts:
         room: int,
         is_greedy: bool,
         prediction: Sequence[int] = (),
+        searches: bool = True,
         forced: Callable[[], Sequence[int]] | None = None,
     ) -> None:
         """`room`: maximum number of tokens of the answer. `prediction`: tokens that the caller expects it to have.
+        `searches`: whether text that stood before, in the conversation or in earlier answers, is drafted.
         `forced()`: tokens that the answer's form leaves as the only ones now; None: the answer has no form."""
         self._history = TokenIndex(prompt, min(room, MAX_ROOM))
         self._num_prompt = len(prompt)
         self._rates = rates
-        self._is_greedy = is_greedy
+        self.is_greedy = is_greedy
+        self._searches = searches
         self._forced = forced
         self._pool: Pool | None = None
         self._prediction = TokenIndex(np.asarray(prediction, np.int32), 0) if len(prediction) else None
@@ -87,7 +118,11 @@ class Drafts:
         """The answer's newest tokens, which are read when they are needed: several at once take less time."""
         self.push = self._unread.append
         """Notes the answer's next token."""
+        self.model_rate = rates.model_rates[is_greedy]
+        """Share of a draft model's tokens that were drawn after all before them, in this answer and those before."""
         self.num_drafted = self.num_accepted = 0
+        self.num_of_prediction = self.num_foretold = 0
+        """`num_of_prediction`: tokens of drafts that came from the caller's prediction. `num_foretold`: those drawn."""
         self.source = Source.HISTORY
         """Where the newest draft came from."""
 
@@ -112,13 +147,21 @@ class Drafts:
             lead = self._lead = self._search()
             if lead is None:
                 return []
-        chances = self._rates.chances(self._is_greedy, lead.source, lead.length)
+        if lead.source is Source.MODEL:
+            each = [self._rates.chance(self.is_greedy, lead.source, length) for length in lead.lengths[lead.follow :]]
+            return list(accumulate(each, mul))
+        chances = self._rates.chances(self.is_greedy, lead.source, lead.length)
         if lead.source is Source.HISTORY:
             return chances
         num_left = lead.num_left
         if not num_left:
             self._lead = None
         return chances if num_left >= len(chances) else chances[:num_left]
+
+    def follow(self, tokens: Sequence[int], probabilities: Sequence[float]) -> None:
+        """Draft from a draft model's tokens, of the probabilities that it gives them, as long as they are drawn."""
+        lengths = tuple(map(length_of, probabilities))
+        self._lead = Lead(Source.MODEL, array("i", tokens), 0, lengths[0], lengths)
 
     def take(self, count: int) -> list[int]:
         """Return a draft of `count` tokens, or fewer. `chances` must have been asked since the last `push`."""
@@ -140,24 +183,31 @@ class Drafts:
             lead = self._lead
             if lead is not None:
                 is_hit = lead.token == token
-                self._rates.note(self._is_greedy, lead.source, lead.length, is_hit)
+                if lead.token != NO_TOKEN:  # where its text ends it has said nothing
+                    self._note(lead, is_hit=is_hit)
                 if is_hit:
-                    lead.follow += 1
-                    lead.length = min(lead.length + 1, MAX_MATCH)
+                    lead.move_on()
                 else:
                     self._lead = None
             self._is_searched = False
             history.push(token)
         self._unread.clear()
 
+    def _note(self, lead: Lead, *, is_hit: bool) -> None:
+        self._rates.note(self.is_greedy, lead.source, lead.length, is_hit)
+        if lead.source is Source.MODEL:
+            self.model_rate += (is_hit - self.model_rate) * MODEL_WEIGHT
+
     def _search(self) -> Lead | None:
-        """Return the place with the longest match (of equal ones the conversation's own), or what the form leaves if
-        that probably brings more."""
+        """Return the place with the longest match (of equal ones that in the prediction, or else the conversation's
+        own), or what the form leaves if that probably brings more."""
         history = self._history
         best: Lead | None = None
-        if (match := history.repeats()) is not None:
+        if self._prediction is not None and (match := self._prediction.find(history.tokens)) is not None:
+            best = Lead(Source.PREDICTION, self._prediction.tokens, match.follow, match.length)
+        if self._searches and (match := history.repeats()) is not None and (not best or match.length > best.length):
             best = Lead(Source.HISTORY, history.tokens, match.follow, match.length)
-        others = [] if self._prediction is None else [(Source.PREDICTION, self._prediction)]
+        others: list[tuple[Source, TokenIndex]] = []
         if self._pool is not None:
             others += [(Source.POOL, generation) for generation in self._pool.generations]
         for source, index in others:
@@ -174,4 +224,4 @@ class Drafts:
     def _expected(self, lead: Lead) -> float:
         """Return how many tokens a draft that begins at `lead` probably brings."""
         num_left = MAX_MATCH if lead.source is Source.HISTORY else lead.num_left
-        return sum(self._rates.chances(self._is_greedy, lead.source, lead.length)[:num_left])
+        return sum(self._rates.chances(self.is_greedy, lead.source, lead.length)[:num_left])

@@ -8,6 +8,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.api.openai import chat
 from gateway.api.openai.bodies import StreamUsageOptions
@@ -36,7 +37,7 @@ from workers.protocol.events import (
     ToolCallDelta,
     Usage,
 )
-from workers.protocol.requests import GenerateRequest, Sampling
+from workers.protocol.requests import GenerateRequest, Sampling, Speculation
 
 TIMINGS = Timings(cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=2, predicted_ms=10.0)
 END = Finished(1, FinishReason.STOP, Usage(7, 2, 3), TIMINGS)
@@ -362,3 +363,24 @@ def test_usage_so_far_in_every_chunk() -> None:
     assert said[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
     for chunk in said:
         check("CreateChatCompletionStreamResponse", chunk)
+
+
+def test_usage_tells_what_came_of_a_prediction() -> None:
+    """In a stream and in a whole answer; without a `prediction` nothing is said."""
+    end = replace(END, usage=Usage(7, 4, 3, accepted_prediction_tokens=3, rejected_prediction_tokens=5))
+    events: list[CallEvent] = [Started(1, 0, 7, 3), Text(1, "ab", 2), end]
+    at_end = StreamUsageOptions(at_end=True)
+    for prediction, details in (
+        ("abc", {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 10}),
+        ("", None),
+    ):
+        one = GenerateRequest(speculation=Speculation(prediction=prediction))
+        asked = ChatRequest("alias", (one, one), stream=True, usage=at_end)
+        whole, writer = WholeWriter(asked, CALL, request_log()), chat.chunk_writer(asked, CALL, request_log())
+        for number in range(2):
+            whole.add(events, number)
+            writer.chunks(events, number)
+        told = [json.loads(b"".join(whole.parts()))]
+        told += [json.loads(block[6:]) for block in writer.closing().decode().split("\n\n")[:-2]]
+        assert [one["usage"].get("completion_tokens_details") for one in told] == [details, details]
+        check("CreateChatCompletionResponse", told[0])

@@ -20,7 +20,7 @@ from gateway.api.openai.requests import ChatRequest, read_chat
 from gateway.api.responses.request import read_draft
 from gateway.call import Principal
 from gateway.errors import BodyTooLarge, InvalidRequest, TakesTooMuch
-from tests.support.media_files import base64_of, data_url, picture
+from tests.support.sent_media import base64_of, data_url, picture
 from workers.protocol.requests import GenerateRequest
 
 MIB = 1 << 20

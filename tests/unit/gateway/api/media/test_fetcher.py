@@ -17,7 +17,7 @@ from aiohttp import web
 from gateway.api.media import fetcher as fetching
 from gateway.api.media.fetcher import FetchBounds, Fetcher
 from gateway.errors import InvalidRequest, NotSupported, PaddockError
-from tests.support.media_files import PNG
+from tests.support.sent_media import PNG
 from workers.process.resolver import RESOLVER
 
 MAX_BYTES = 100_000

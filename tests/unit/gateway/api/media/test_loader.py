@@ -16,8 +16,8 @@ from gateway.api.media.fetcher import Fetched
 from gateway.api.media.loader import MediaLoader
 from gateway.call import Call, Principal
 from gateway.errors import InvalidRequest, NotSupported, TakesTooMuch
-from tests.support.media_files import PNG, WAV, picture
 from tests.support.pool import heartbeat
+from tests.support.sent_media import PNG, WAV, picture
 from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.requests import GenerateRequest, Medium, Message
 

@@ -19,7 +19,7 @@ from gateway.api.openai.requests import read_chat
 from gateway.api.responses.request import read_draft
 from gateway.errors import InvalidRequest, NotSupported, PaddockError
 from gateway.telemetry.request_log import Ignored
-from tests.support.media_files import JPEG, MP3, PNG, WAV, base64_of, data_url
+from tests.support.sent_media import JPEG, MP3, PNG, WAV, base64_of, data_url
 from workers.protocol.requests import GenerateRequest, Medium
 
 Part = dict[str, Any]

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.api.intake.body import slices
 from gateway.api.media.sieve import LEAST_BYTES, Cut, MediaSieve, restored
-from tests.support.media_files import base64_of, data_url, picture
+from tests.support.sent_media import base64_of, data_url, picture
 
 LONG = picture(LEAST_BYTES + 1000)
 FIELDS = ("url", "image_url", "data", "file_data")

@@ -1,0 +1,152 @@
+"""Decides for which answers the draft model guesses, and how far: as far as that probably saves more than it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+from workers.engine.pace import MOVE_S, AnswerLengths
+from workers.engine.speculation.draft_model import DraftModel, Wanted
+from workers.engine.speculation.drafts import Drafts
+from workers.engine.speculation.hit_rates import HitRates, Source, length_of
+from workers.engine.speculation.step_costs import RoundCosts, StepCosts
+from workers.engine.step.sequence import Sequence
+from workers.models.spec import DraftSpec
+
+READY_TOKENS = 32
+"""Number of unread tokens of a conversation up to which they are read beside its first guessed token."""
+
+FORGET = 0.002
+"""Share of the way back to what other answers bring, by which an answer's rate moves with each step for which its
+drafts do not seem to pay: so they are tried again."""
+
+FIRST_SHARE = 1.0
+"""Assumed ratio of the draft model's time for a token to the engine's, as a multiple of the ratio of parameters."""
+
+
+@dataclass(slots=True)
+class Offer:
+    """What may be drafted for a call in a step."""
+
+    sequence: Sequence
+    drafts: Drafts
+    most: int
+    """Maximum number of tokens that may be drafted."""
+    chances: Ordered[float]
+    """For each token that can be drafted, the chance that it and all before it are drawn."""
+
+
+class ModelDrafts:
+    """The drafts of a draft model. Only the engine's thread uses it."""
+
+    def __init__(
+        self,
+        model: DraftModel,
+        spec: DraftSpec,
+        costs: StepCosts,
+        rates: HitRates,
+        lengths: AnswerLengths,
+        *,
+        num_params: int,
+    ) -> None:
+        """`num_params`: those of the engine's model."""
+        self.model = model
+        self.most_ahead = spec.n_max
+        self._spec = spec
+        self._costs, self._rates, self._lengths = costs, rates, lengths
+        self._share = FIRST_SHARE * model.num_params / max(num_params, 1)
+        self._rounds = RoundCosts(lambda num_answers: self._share * costs.plain_s(num_answers))
+
+    def extend(self, offers: Ordered[Offer], num_calls: int, *, max_rows: int, is_shared: bool) -> float:
+        """Replace what is offered by the model's guesses where these probably save more. Return the seconds taken."""
+        started = time.perf_counter()
+        asked = [one for one in offers if self._is_better(one)] if self.model.is_able else []
+        if not asked:
+            return 0.0
+        expected = [self._expected(one) if one in asked else one.chances for one in offers]
+        counts = self._costs.choose(
+            expected,
+            num_calls,
+            max_rows=max_rows,
+            is_shared=is_shared,
+            before_s=lambda num_drafted: self._seconds(num_drafted, len(asked)),
+        )
+        wanted = [(one, count) for one, count in zip(offers, counts, strict=True) if count] if counts else []
+        wanted = [(one, count) for one, count in wanted if one in asked]
+        for one in asked:
+            if not any(one is other for other, _ in wanted):
+                one.drafts.model_rate += (
+                    self._rates.model_rates[one.drafts.is_greedy] - one.drafts.model_rate
+                ) * FORGET
+        self._guess(self._ready(wanted, num_calls), num_calls)
+        return time.perf_counter() - started
+
+    def _is_better(self, offer: Offer) -> bool:
+        """Return whether the model probably guesses more tokens than are offered without it."""
+        if offer.sequence.request.prompt.spans:
+            return False
+        return sum(self._expected(offer)) > sum(offer.chances)
+
+    def _expected(self, offer: Offer) -> list[float]:
+        most = min(offer.most, self._spec.n_max)
+        return list(accumulate([offer.drafts.model_rate] * most, mul))
+
+    def _seconds(self, num_drafted: int, num_answers: int) -> float:
+        """Return the seconds that guessing so many tokens of so many answers takes, about as many of each."""
+        return -(-num_drafted // num_answers) * self._rounds.expected(num_answers)
+
+    def _ready(self, wanted: list[tuple[Offer, int]], num_calls: int) -> list[tuple[Offer, int]]:
+        """Return those whose tokens the model has read. Read a part of one of the others, if that pays."""
+        ready = []
+        reads = True
+        for offer, count in wanted:
+            known = offer.sequence.tokens()
+            num_missing = self.model.num_missing(offer.sequence.id, known)
+            if num_missing <= READY_TOKENS:
+                ready.append((offer, count))
+            elif reads and self._is_worth_reading(offer, count, num_missing, num_calls):
+                reads = False
+                row_s = self._read_s
+                num_at_once = self.model.n_ubatch
+                if num_calls > 1 and row_s:
+                    num_at_once = max(READY_TOKENS, min(num_at_once, int(MOVE_S / row_s)))
+                self.model.read(offer.sequence.id, known, min(num_missing - 1, num_at_once))
+        return ready
+
+    @property
+    def _read_s(self) -> float:
+        """Return the seconds that reading a token takes, of many; 0: not known."""
+        return self.model.row_s or self._share * self._costs.row_s
+
+    def _is_worth_reading(self, offer: Offer, count: int, num_missing: int, num_calls: int) -> bool:
+        sequence = offer.sequence
+        num_gained = sum(self._expected(offer)[:count])
+        saved_s = self._costs.saved_s(num_calls, count, num_gained, self._seconds(count, 1))
+        return saved_s * self._lengths.left(sequence.num_predicted, sequence.limit) > num_missing * self._read_s
+
+    def _guess(self, wanted: list[tuple[Offer, int]], num_calls: int) -> None:
+        """Have the model guess, and offer what it says."""
+        if not wanted:
+            return
+        token_s = self._rounds.expected(len(wanted)) / len(wanted)
+        num_rows = num_calls + sum(count for _, count in wanted)
+        least = self._costs.least_chance(num_calls, num_rows, token_s)
+        asked = [self._wanted(offer, count, least) for offer, count in wanted]
+        self.model.guess(asked, self._rounds)
+        for (offer, _), one in zip(wanted, asked, strict=True):
+            if one.tokens:
+                offer.drafts.follow(one.tokens, one.probabilities)
+                offer.chances = offer.drafts.chances()[: offer.most]
+
+    def _wanted(self, offer: Offer, count: int, least: float) -> Wanted:
+        is_greedy, rates = offer.drafts.is_greedy, self._rates
+        return Wanted(
+            offer.sequence.id,
+            offer.sequence.tokens(),
+            count,
+            lambda probability: rates.chance(is_greedy, Source.MODEL, length_of(probability)),
+            max(least, offer.sequence.request.asked.speculation.p_min),
+        )
