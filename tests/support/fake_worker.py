@@ -21,7 +21,7 @@ import uvloop
 from tests.support.calls import generate_calls
 from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.fake_pooled import WIDTH, FakeInputs, FakePooledEngine
-from tests.support.fake_text import fake_prompts, fake_routes
+from tests.support.fake_text import fake_prompts, fake_routes, without_media
 from workers.chat.answers import Answers
 from workers.chat.conversation import THINK
 from workers.chat.tools.json_calls import HERMES
@@ -76,9 +76,7 @@ class NotingCalls:
         }
         with open(self._file, "ab") as lines:
             lines.write(msgspec.json.encode(noted) + b"\n")
-        plain = tuple(msgspec.structs.replace(one, media=()) for one in request.messages)
-        bare = msgspec.structs.replace(request, media=(), prompt_media=(), messages=plain)
-        return await self._calls.submit(msgspec.structs.replace(submit, request=bare))
+        return await self._calls.submit(msgspec.structs.replace(submit, request=without_media(request)))
 
 
 class CuttingProtocol(HttpProtocol):

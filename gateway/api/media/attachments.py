@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from gateway.api.intake.decoding import let_loop_run
 from gateway.api.media.kinds import KNOWN, NAME_OF, Kind, bare_type, is_text, kind_of, kind_of_type
-from gateway.api.media.sieve import Cut, restored
+from gateway.api.media.sieve import Cut, restored, tokens_in
 from gateway.errors import InvalidRequest, NotSupported
 from workers.protocol.framing import BASE64_CHARS, PART_CHARS
 from workers.protocol.requests import Medium
@@ -68,11 +68,16 @@ class Attachments:
 
     def whole(self, text: bytes) -> bytes:
         """Return a text with the base64 of all files in it."""
-        return _joined(restored(text, self._cuts)) if self._cuts else text
+        return _joined(self.parts(text)) if self._cuts else text
+
+    def parts(self, text: bytes) -> Iterator[bytes]:
+        """Yield a text with the base64 of all files in it, in parts."""
+        return restored(text, self._cuts)
 
     def num_chars_in(self, text: bytes) -> int:
-        """Return the characters that `whole(text)` has more than `text`, estimated from above."""
-        return sum(cut.num_chars for token, cut in self._cuts.items() if token.encode() in text)
+        """Return the characters of base64 that `whole(text)` has in place of tokens."""
+        found = (self._cuts.get(token) for _, token in tokens_in(text)) if self._cuts else ()
+        return sum(cut.num_chars for cut in found if cut is not None)
 
     def medium(self, value: str, path: str, kind: Kind | None, param: str) -> Medium:
         """Return the medium that a field holds: a `data:` URL, a link or base64. `path`: the field. `kind`: what

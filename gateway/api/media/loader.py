@@ -19,10 +19,10 @@ from gateway.api.media.kinds import KNOWN, NAME_OF, kind_of, kind_of_type
 from gateway.call import Call
 from gateway.errors import InvalidRequest, NotSupported, TakesTooMuch
 from gateway.registry.snapshot import FleetView
-from workers.protocol.heartbeat import Heartbeat, Modality
+from gateway.routing.placement import MODALITY_OF
+from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.requests import GenerateRequest, Medium, Message
 
-MODALITY: dict[str, Modality] = {"picture": "image", "sound": "audio"}
 VERBS: dict[str, str] = {"picture": "sees", "sound": "hears"}
 
 LONG_BYTES = 256 << 10
@@ -51,7 +51,9 @@ class MediaLoader:
         models = [model for model in (call.model, *call.fallbacks) if _takes_all(workers.get(model, ()), media)]
         if not models:
             raise _unseen(call, media, workers.get(call.model, ()))
-        return replace(call, model=models[0], fallbacks=tuple(models[1:]))
+        if models[0] != call.model:
+            call = call.on_model(models[0])
+        return replace(call, fallbacks=tuple(models[1:]))
 
     async def prepare(self, asked: RequestT, call: Call, hold: Hold, receive: Receive | None) -> tuple[RequestT, Call]:
         """Return a request and its call with its media checked and fetched. `receive`: tells when the client leaves,
@@ -161,14 +163,14 @@ def _message_with(message: Message, loaded: Loaded) -> Message:
 def _takes_all(beats: Iterable[Heartbeat], kinds: Iterable[str]) -> bool:
     """Return whether a model takes media of all these kinds. Without workers, nobody knows: they may come."""
     inputs = [beat.facts.inputs for beat in beats]
-    wanted = {MODALITY[kind] for kind in kinds}
+    wanted = {MODALITY_OF[kind] for kind in kinds}
     return not inputs or any(wanted.issubset(one) for one in inputs)
 
 
 def _unseen(call: Call, media: Mapping[str, Medium], beats: Iterable[Heartbeat]) -> NotSupported:
     """Return the error for media that none of the call's models takes."""
     inputs = {modality for beat in beats for modality in beat.facts.inputs}
-    lacking = [one for one in media.items() if MODALITY[one[0]] not in inputs]
+    lacking = [one for one in media.items() if MODALITY_OF[one[0]] not in inputs]
     kind, medium = next(iter(lacking or media.items()))
     reads = "text only" if inputs <= {"text"} else " and ".join(sorted(inputs))
     return NotSupported(
