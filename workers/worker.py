@@ -50,8 +50,9 @@ SWITCH_INTERVAL_S = 0.0005
 """Value for `sys.setswitchinterval`: seconds after which the event loop must hand the interpreter's lock to the
 engine's waiting thread. Measurements: docs/performance.md."""
 
-DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""Error numbers of a disk that takes no writes. The worker serves all the same, but keeps no record of its requests."""
+DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
+"""Error numbers of a disk that takes no writes, or of a limit on the size of files (`ulimit -f`). The worker serves all
+the same, but keeps no record of its requests."""
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ def spec_of(settings: WorkerSettings) -> ModelSpec:
     if settings.model_spec is not None:
         try:
             return msgspec.json.decode(settings.model_spec.read_bytes(), type=ModelSpec)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError) as error:  # msgspec's own, and UnicodeDecodeError
             raise SettingUnusable(f"model_spec: {settings.model_spec}: {error}; leave it out") from None
     path = first_part((settings.model or Path()).expanduser())
     name = settings.alias or path.stem

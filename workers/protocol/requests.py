@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from workers.protocol.framing import PieceDecoder, read_float
+from workers.protocol.framing import read_float
+from workers.protocol.pieces import PieceDecoder
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$"
 

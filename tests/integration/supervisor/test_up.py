@@ -177,6 +177,20 @@ def test_what_dies_on_a_full_disk_is_back(programs: Programs, model: Path) -> No
     assert_nothing_left(up)
 
 
+def test_a_first_key_that_can_not_be_read_ends_nothing(programs: Programs, model: Path) -> None:
+    """A file system that fails ended everything at the last moment, when all was ready and being called."""
+    up = programs.start(
+        "up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL, PADDOCK_API_KEY="pk-given"
+    )
+    wait_until((up.state / "run").is_dir, up.text)
+    (up.state / "first-key").symlink_to("/proc/self/mem")
+    up.until("Ctrl-C stops everything")
+    assert f"paddock: {up.state / 'first-key'} can't be read (Input/output error)" in up.text()
+    assert ask(port_of(up), "pk-given", "tale") in ("stop", "length")
+    assert up.stop() == 0, up.text()
+    assert_nothing_left(up)
+
+
 def test_a_run_folder_that_can_not_be_read_ends_nothing(programs: Programs, model: Path) -> None:
     """The look for Redis' socket ended everything. What dies meanwhile is back when the folder is."""
     up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)

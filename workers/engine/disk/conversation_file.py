@@ -26,6 +26,8 @@ from workers.engine.disk.sealed import SEALED_OVERHEAD, CacheKeys, FileRefused, 
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 MAX_TOKENS = 1 << 24
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Error numbers of a disk that is full, or as full as this process may make it."""
 
 _COUNTS = struct.Struct("<III")
 _BLOCK = struct.Struct("<IIQ")
@@ -180,7 +182,7 @@ def _translated(name: str, done: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in DISK_FULL:
             raise _out_of_reach(name, done, error) from None
         log.error("slots: %s can't be %s: %s", name, done, error.strerror)
         raise ConversationOverBound(
