@@ -7,7 +7,6 @@ tokens 4, of blocks 4; the tokens, 4 each; for each block start 4, end 4, length
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -21,13 +20,11 @@ import numpy as np
 
 from workers.engine.cache.prompt import Scope
 from workers.engine.cache.slots import SavedBlock, SavedConversation
-from workers.engine.disk.folder import CacheFolder, sync_folder
+from workers.engine.disk.folder import DISK_FULL, CacheFolder, sync_folder
 from workers.engine.disk.sealed import SEALED_OVERHEAD, CacheKeys, FileRefused, Kind, Label, SealedReader, write_sealed
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 MAX_TOKENS = 1 << 24
-DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Error numbers of a disk that is full, or as full as this process may make it."""
 
 _COUNTS = struct.Struct("<III")
 _BLOCK = struct.Struct("<IIQ")
