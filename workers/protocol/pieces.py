@@ -146,7 +146,10 @@ def _value_of(data: bytes, place: _Long, form: _Form) -> Any:
         if begins == b"{" and form.struct is not None:
             return _struct_of(data, place, form.struct)
         if begins == b"[" and form.make is not None:
-            return form.make([item for run in _runs_of(data, place, form) for item in run])
+            items = list[Any]()
+            for run in _runs_of(data, place, form):
+                items += run
+            return items if form.make is list else form.make(items)
     return form.decode(data[place.start : place.end])
 
 
