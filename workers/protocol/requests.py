@@ -102,8 +102,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """0 to 2^32 - 1; `None` draws one at random for each call."""
 
 
-# Requests of hundreds of thousands of messages are kept while they wait. Structs with `gc=False` are none of the objects
-# that Python's collector looks through; being frozen and made of JSON, they can't refer to themselves.
+# Requests of hundreds of thousands of messages are kept while they wait. Structs with `gc=False` are none of the
+# objects that Python's collector looks through; being frozen and made of JSON, they can't refer to themselves.
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False):
