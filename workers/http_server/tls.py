@@ -43,6 +43,7 @@ class TlsFiles:
             _check_readable(path)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # each costs as much as a handshake; before OpenSSL 3 clients may
         context.set_alpn_protocols([PROTOCOL])
         try:
             # Without a function for the password, OpenSSL would ask the terminal for it.

@@ -17,7 +17,7 @@ import pytest
 from tests.support.tls_proxy import Certificates, make_certificates
 from tests.support.waiting import until
 from workers.http_server import acceptor
-from workers.http_server.acceptor import HELLO_TURNS, Acceptor
+from workers.http_server.acceptor import HELLO_TURNS, Acceptor, HelloTurns
 from workers.http_server.connections import Closable, ConnectionBounds, Connections
 from workers.http_server.tls import Tls, TlsFiles
 
@@ -99,6 +99,38 @@ async def test_of_a_crowds_handshakes_one_begins_every_few_turns(
     assert set(begun.values()) == {1}
     turns = sorted(begun)
     assert min(later - one for one, later in pairwise(turns)) >= HELLO_TURNS
+
+
+async def test_handshakes_begin_address_by_address() -> None:
+    """A crowd from one address kept everybody else out for ten seconds, without a key: each began after all of it."""
+    turns, order = HelloTurns(), list[str]()
+
+    async def begin(address: str) -> None:
+        await turns.enter(address)
+        order.append(address)
+        await asyncio.sleep(0)
+        turns.leave()
+
+    async with asyncio.TaskGroup() as group:
+        for address in ("crowd",) * 50 + ("a", "b", "a"):
+            group.create_task(begin(address))
+    assert order[:7] == ["crowd", "crowd", "a", "b", "crowd", "a", "crowd"]
+    assert len(order) == 53
+
+
+async def test_handshakes_that_give_up_in_line_hold_up_nobody() -> None:
+    turns = HelloTurns()
+    await turns.enter("first")
+    gone = [asyncio.create_task(turns.enter(f"gone-{number}")) for number in range(3)]
+    follows = asyncio.create_task(turns.enter("follows"))
+    await asyncio.sleep(0)
+    for one in gone[:2]:
+        one.cancel()
+    turns.leave()  # before they know that they were cancelled
+    gone[2].cancel()  # its turn has just come
+    await asyncio.wait_for(follows, 1.0)
+    turns.leave()
+    await asyncio.wait_for(turns.enter("last"), 1.0)
 
 
 async def test_who_reads_nothing_keeps_a_closed_connection_for_a_while_only(
