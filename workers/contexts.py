@@ -132,7 +132,8 @@ def _token_bytes(model: Model, llama: LlamaSettings) -> float:
 
 def _contexts(model: Model, spec: ModelSpec, draft: Model | None, kv_tokens: int) -> Contexts:
     """Make the contexts with so many cells. Raises ModelError, ModelTooLarge."""
-    context = Context(model, spec.llama, slots=spec.slots, kv_tokens=kv_tokens)
+    rollback = spec.speculation.rollback if spec.speculation.ngram else 0
+    context = Context(model, spec.llama, slots=spec.slots, kv_tokens=kv_tokens, rollback=rollback)
     wanted = spec.speculation.draft
     if draft is None or wanted is None:
         return context, None

@@ -157,9 +157,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def of_answer(self) -> Usage:
         """The answer's part of the usage, which counts for each answer to a prompt."""
-        return Usage(
-            0, self.completion_tokens, 0, self.accepted_prediction_tokens, self.rejected_prediction_tokens
-        )
+        return Usage(0, self.completion_tokens, 0, self.accepted_prediction_tokens, self.rejected_prediction_tokens)
 
 
 NO_USAGE = Usage(0, 0, 0)

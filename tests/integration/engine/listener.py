@@ -145,7 +145,9 @@ def running(
     its KV cells; 0: as many as the engine's."""
     heard = Heard()
     with ExitStack() as opened:
-        context = opened.enter_context(Context(model, llama, slots=slots, kv_tokens=kv_tokens))
+        context = opened.enter_context(
+            Context(model, llama, slots=slots, kv_tokens=kv_tokens, rollback=speculation.rollback)
+        )
         draft_model = None
         if draft is not None:
             beside = opened.enter_context(Context(draft, llama, slots=slots, kv_tokens=draft_cells or kv_tokens))

@@ -73,7 +73,19 @@ class Drafts:
 
     __slots__ = (
         *("_forced", "_history", "_is_searched", "_lead", "_num_prompt", "_pool", "_prediction"),
-        *("_rates", "_searches", "_unread", "is_greedy", "model_rate", "num_accepted", "num_drafted", "num_foretold", "num_of_prediction", "push", "source"),
+        *(
+            "_rates",
+            "_searches",
+            "_unread",
+            "is_greedy",
+            "model_rate",
+            "num_accepted",
+            "num_drafted",
+            "num_foretold",
+            "num_of_prediction",
+            "push",
+            "source",
+        ),
     )
 
     def __init__(

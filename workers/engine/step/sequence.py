@@ -254,7 +254,9 @@ class Sequence(CachedSequence):
         usage = Usage(self.num_prompt, self.num_predicted, self.num_cached)
         if self.drafts is not None and self.request.prediction:
             num_accepted, num_drafted = self.drafts.num_foretold, self.drafts.num_of_prediction
-            usage = Usage(self.num_prompt, self.num_predicted, self.num_cached, num_accepted, num_drafted - num_accepted)
+            usage = Usage(
+                self.num_prompt, self.num_predicted, self.num_cached, num_accepted, num_drafted - num_accepted
+            )
         is_full = reason is FinishReason.LENGTH and self.num_prompt + self.num_predicted >= self._n_ctx
         truncated = self.shifted or is_full
         return Finished(self.key, reason, usage, self.timings(now), self._text.stop, truncated, self.num_preempted)

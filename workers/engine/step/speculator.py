@@ -63,7 +63,8 @@ class Speculator:
         self._pools = Pools()
         self._n_ctx = n_ctx
         self._max_rows = min(context.n_batch, context.n_ubatch)
-        self._is_able = context.memory.kind.by_range and (settings.ngram or self._model is not None)
+        self._most_drafted = context.memory.most_cut
+        self._is_able = self._most_drafted > 0 and (settings.ngram or self._model is not None)
         self._uses_text, self._uses_form = settings.ngram, settings.form
         self._waited_s = 0.0
         """Seconds of the steps since drafts were last looked for."""
@@ -175,6 +176,7 @@ class Speculator:
         """Return how many tokens may be drafted for a call now."""
         asked = sequence.request.asked.speculation
         most = min(sequence.limit - sequence.num_predicted, self._n_ctx - sequence.num_cells) - 1
+        most = min(most, self._most_drafted)
         if asked.n_max >= 0:
             most = min(most, asked.n_max)
         if not sequence.cost.is_quick:  # others do not wait for more than one of its draws
