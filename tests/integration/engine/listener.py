@@ -16,9 +16,11 @@ from workers.engine.cache.prompt import Prompt
 from workers.engine.disk.tier import DiskTier
 from workers.engine.engine import Engine, EngineRequest
 from workers.engine.speculation.draft_model import DraftModel
+from workers.engine.step.speculator import DraftSources
 from workers.llama.context import Context
 from workers.llama.model import Model
-from workers.models.spec import LlamaSettings, SpeculationSettings
+from workers.models.spec import LlamaSettings
+from workers.models.speculation import SpeculationSettings
 from workers.protocol.events import (
     CallEvent,
     Failed,
@@ -160,8 +162,7 @@ def running(
             emit=heard.emit,
             ram_bytes=ram_bytes,
             disk=disk,
-            speculation=speculation,
-            draft_model=draft_model,
+            speculation=DraftSources(speculation, draft_model),
         )
         engine.start()
         try:

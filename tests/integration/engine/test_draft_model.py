@@ -19,7 +19,7 @@ from workers.engine.request import EngineRequest
 from workers.engine.speculation.draft_model import DraftModel
 from workers.engine.speculation.hit_rates import Source
 from workers.llama.model import Model
-from workers.models.spec import DraftSpec, SpeculationSettings
+from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol.events import Logprobs, Tokens
 from workers.protocol.requests import Sampling, Speculation
 

@@ -14,7 +14,7 @@ from workers.engine.speculation.drafts import Drafts
 from workers.engine.speculation.hit_rates import HitRates, Source, length_of
 from workers.engine.speculation.step_costs import RoundCosts, StepCosts
 from workers.engine.step.sequence import Sequence
-from workers.models.spec import DraftSpec
+from workers.models.speculation import DraftSpec
 
 READY_TOKENS = 32
 """Number of unread tokens of a conversation up to which they are read beside its first guessed token."""
@@ -29,7 +29,7 @@ FIRST_SHARE = 1.0
 
 @dataclass(slots=True)
 class Offer:
-    """What may be drafted for a call in a step."""
+    """The tokens that may be drafted for a call in a step."""
 
     sequence: Sequence
     drafts: Drafts
