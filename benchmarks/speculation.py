@@ -118,8 +118,13 @@ def every_draft() -> Iterator[None]:
     def choose(_: StepCosts, chances: Sequence[Sequence[float]], __: int, *, max_rows: int, **___: object) -> list[int]:
         return [min(len(one), MAX_DRAFTED // len(chances), max_rows - 1) for one in chances]
 
-    always = {"choose": choose, "note_drafted": mock.Mock(), "least_chance": lambda *_: 0.0, "saved_s": lambda *_: 1.0}
-    with mock.patch.multiple(StepCosts, **always), mock.patch("workers.engine.step.speculator.LOOK_S", 0.0):
+    with (
+        mock.patch.object(StepCosts, "choose", choose),
+        mock.patch.object(StepCosts, "note_drafted"),
+        mock.patch.object(StepCosts, "least_chance", return_value=0.0),
+        mock.patch.object(StepCosts, "saved_s", return_value=1.0),
+        mock.patch("workers.engine.step.speculator.LOOK_S", 0.0),
+    ):
         yield
 
 

@@ -295,7 +295,7 @@ class Context(NativeOwner):
 
     def surest(self, row: int, num_tokens: int) -> tuple[int, float]:
         """Return the likeliest of the first `num_tokens` tokens in batch row `row` and its probability among all; a
-        probability of 0 if the logits are not numbers. Takes 0.1 ms for a vocabulary of 150,000 tokens."""
+        probability of 0 if the logits are not numbers. Takes 0.14 ms for a vocabulary of 150,000 tokens."""
         logits = self._row(row)
         token = int(logits[:num_tokens].argmax())
         highest = float(logits[token])
