@@ -32,8 +32,11 @@ from gateway.api.http.sockets import Sockets
 from gateway.api.http.streaming import Pings
 from gateway.api.http.websocket_protocol import connection_bounds
 from gateway.api.intake.decoding import DecodingThread
-from gateway.api.intake.intake import Intake
+from gateway.api.intake.intake import Intake, MediaBounds
 from gateway.api.intake.memory_budget import MemoryBudget
+from gateway.api.media.attachments import MIB
+from gateway.api.media.fetcher import FetchBounds, Fetcher
+from gateway.api.media.loader import MediaLoader
 from gateway.api.native.handlers import native_handlers
 from gateway.api.native.props import EnabledRoutes
 from gateway.api.native.request_reader import RequestReader
@@ -81,7 +84,7 @@ from workers.tracing.tracer import OFF, Tracer
 
 LONGEST_CONTEXT = 1 << 20
 """Assumed longest context of the fleet, in tokens, while some model has no worker and its context is not known."""
-LEAST_CALL_MEMORY = 160 << 20
+LEAST_CALL_MEMORY = 192 << 20
 """Minimum, in bytes, of the default limit on the memory of all requests. A large `max_body_bytes` raises that limit."""
 
 
@@ -228,7 +231,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     unreadable = Unreadable(lambda kind: metrics.unreadable.labels(kind).inc())
     # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
     process = gateway_process(gateway_id, secrets.token_hex(4))
-    memory = MemoryBudget(settings.call_memory_bytes or max(LEAST_CALL_MEMORY, 20 * settings.max_body_bytes))
+    memory = MemoryBudget(settings.call_memory_bytes or _default_memory(settings))
     relay = Relay(process, settings.worker_secret, settings.stream_buffer_events, memory.reserve)
     desired_adapters = DesiredAdapters(redis, lambda: fleet.snapshot.models, unreadable, names.scales)
     fleet = Fleet(
@@ -291,10 +294,13 @@ def _handlers(
     """Return name -> handler for all routes. The names are those of `gateway.api.routes`."""
     resolver, pipeline, fleet, names = core.resolver, core.pipeline, core.fleet, core.names
     decoding, longest = DecodingThread(), lambda: longest_context(fleet.snapshot, names)
-    intake = Intake(settings.max_body_bytes, core.memory, decoding, longest)
+    max_media_bytes = settings.max_media_body_mib * MIB
+    media = MediaBounds(max_media_bytes, settings.max_media_mib * MIB)
+    intake = Intake(settings.max_body_bytes, core.memory, decoding, longest, media)
     pings = Pings(settings.ping_interval_s, settings.ping == "event")
     resumable = Resumable(core.recordings, core.metrics, settings.ping_interval_s)
-    calls = CallHandlers(resolver, pipeline, intake, pings, resumable, core.queries)
+    loader = MediaLoader(fleet, Fetcher(_fetch_bounds(settings)), max_media_bytes)
+    calls = CallHandlers(resolver, pipeline, intake, pings, resumable, core.queries, loader)
     reader, desired_models, chat = RequestReader(resolver, intake), DesiredModels(redis), ChatDialect()
     listing = Models(names, fleet, desired_models)
     models = partial(answer_models, listing.show, ModelInfos(names, fleet).show)
@@ -307,13 +313,13 @@ def _handlers(
     shared_port = settings.port if targets else None
     ready = Ready(redis, fleet, core.admission, core.is_leaving, names.models, core.first, desired_models)
     return {
-        "chat": calls.generate(chat),
+        "chat": calls.generate(chat, takes_media=True),
         "chat_input_tokens": calls.count_tokens(read_chat_prompt, INPUT_TOKENS),
         "completion": calls.generate(CompletionDialect()),
         "embeddings": calls.pool(EmbeddingsDialect()),
         "rerank": calls.pool(RerankDialect()),
         **responses_handlers(calls, access, core.recordings, responses, *of_sockets, core.metrics),
-        "messages": calls.generate(MessagesDialect()),
+        "messages": calls.generate(MessagesDialect(), takes_media=True),
         "count_tokens": calls.count_tokens(read_prompt, {}),
         "models": models,
         "model": models,
@@ -329,6 +335,16 @@ def _handlers(
         **native_handlers(calls, reader, fleet, core.desired_adapters, desired_models, chat, enabled),
         **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),
     }
+
+
+def _default_memory(settings: GatewaySettings) -> int:
+    """Return the default limit on the memory of all requests, in bytes."""
+    return max(LEAST_CALL_MEMORY, 20 * settings.max_body_bytes, 6 * settings.max_media_body_mib * MIB)
+
+
+def _fetch_bounds(settings: GatewaySettings) -> FetchBounds:
+    hosts = tuple(host for host in map(str.strip, settings.media_allowed_hosts.split(",")) if host)
+    return FetchBounds(hosts, settings.media_allow_private, settings.max_media_mib * MIB, settings.media_timeout_s)
 
 
 def _limits(settings: GatewaySettings) -> Limits:

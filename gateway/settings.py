@@ -125,6 +125,31 @@ class GatewaySettings(PaddockSettings):
         bool, Field(description="answer `GET /slots`; false: 501, as llama-server with `--no-slots`")
     ] = True
     max_body_bytes: Annotated[int, Field(ge=1024, description="largest request body")] = 8 << 20
+    max_media_body_mib: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=64,
+            description="largest request body with pictures and sounds, MiB; its text alone may have max_body_bytes. "
+            "Also the most that the pictures and sounds of one request may have together",
+        ),
+    ] = 32
+    max_media_mib: Annotated[int, Field(ge=1, le=64, description="largest picture or sound, MiB")] = 20
+    media_allowed_hosts: Annotated[
+        str,
+        Field(
+            description="hosts from which pictures, sounds and documents may be fetched that callers name by URL, with "
+            "commas between them: names, or `*.example.com` for all names below; empty: nothing is fetched"
+        ),
+    ] = ""
+    media_allow_private: Annotated[
+        bool,
+        Field(
+            description="whether these hosts may have addresses of private networks or of the gateway's own machine; "
+            "link-local ones, and those of clouds' metadata, never"
+        ),
+    ] = False
+    media_timeout_s: Annotated[float, Field(gt=0, le=60, description="longest time of one such fetch")] = 10.0
     unknown_parameters: Annotated[
         Literal["ignore", "refuse"],
         Field(
@@ -137,7 +162,8 @@ class GatewaySettings(PaddockSettings):
         Field(
             ge=0,
             description="most memory that requests may hold together, from their first byte to their answer's end; a "
-            "team may have as much as is free beside it; 0: twenty times max_body_bytes, at least 160 MiB",
+            "team may have as much as is free beside it; 0: twenty times max_body_bytes or six times "
+            "max_media_body_mib, whichever is more, at least 192 MiB",
         ),
     ] = 0
     queue_timeout_s: Annotated[

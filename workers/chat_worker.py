@@ -36,9 +36,10 @@ from workers.llama.devices import Devices
 from workers.llama.model import Model
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.models.memory_plan import free_bytes
-from workers.models.spec import AdapterSpec, LlamaSettings, ModelSpec
+from workers.models.spec import NO_PROJECTOR, AdapterSpec, ModelSpec
 from workers.protocol.events import CallFailed
 from workers.protocol.pooled import POOL_PATH
+from workers.served_media import ServedMedia, open_media
 from workers.served_text import infill_prompts, open_renderer, text_routes
 from workers.service.calls.call_record import CallRecords
 from workers.service.calls.delivery import Delivery
@@ -61,13 +62,22 @@ HASHES_FILE = "model-hashes.json"
 """File in the state folder that keeps the SHA-256 of model files, so that each file is hashed only once."""
 
 
-def kv_identity(settings: WorkerSettings, model: Model, llama: LlamaSettings, *, n_ctx: int) -> KvIdentity:
+def kv_identity(settings: WorkerSettings, model: Model, spec: ModelSpec, *, n_ctx: int) -> KvIdentity:
     """Return the identity of the KV that a context computes. KV on disk is used only if its identity is the same.
 
     `n_ctx`: number of KV cells in the context."""
     hashes = ModelHashes(settings.state_dir / HASHES_FILE)
     control = "" if model.control is None else model.control.digest()
-    return KvIdentity(model.header, llama, hashes, n_ctx=n_ctx, loaded_at=model.loaded_at, control=control)
+    return KvIdentity(
+        model.header,
+        spec.llama,
+        hashes,
+        n_ctx=n_ctx,
+        loaded_at=model.loaded_at,
+        control=control,
+        projector=None if spec.projector in ("", NO_PROJECTOR) else Path(spec.projector).expanduser(),
+        image_tokens=(spec.image_min_tokens, spec.image_max_tokens),
+    )
 
 
 def open_tier(settings: WorkerSettings, identity: KvIdentity) -> DiskTier | None:
@@ -134,6 +144,8 @@ class ChatWorker:
     tier: DiskTier | None
     slot_files: ConversationFiles | None
     draft_model: DraftModel | None
+    media: ServedMedia | None
+    """What reads pictures and sounds; None: the model reads text only."""
 
     def wire(self, worker: WorkerIdentity, life: Lifecycle, records: CallRecords) -> Served:
         """Make the mailbox, engine, calls and routes, and connect them. Call it on the event loop that serves them."""
@@ -143,6 +155,7 @@ class ChatWorker:
         live = LiveCalls(engine, records)
         hub = EventHub(worker.boot, live.give_up, grace_s=worker.gateway_grace_s)
         lane, adverts = prompt_lane(), PrefixAdverts(engine.cache_report)
+        facts = None if self.media is None else self.media.facts(self.model.facts)
         adapter_routes = AdapterRoutes(self.adapters, self.settings.adapters_dir)
         calls = GenerateCalls(
             Delivery(mailbox, engine, live, hub, metrics, life.shortage),
@@ -172,7 +185,9 @@ class ChatWorker:
                 *self._text_routes(lane).routes(),
             ],
             adverts=adverts,
-            announced=lambda beat: adapter_routes.announced(replace(beat, infill=self.prompts.can_infill)),
+            announced=lambda beat: adapter_routes.announced(
+                replace(beat, infill=self.prompts.can_infill, facts=facts or beat.facts)
+            ),
             retire=engine.retire,
         )
 
@@ -189,6 +204,7 @@ class ChatWorker:
             watchdog=self.watchdog,
             disk=self.tier,
             speculation=DraftSources(self.spec.speculation, self.draft_model),
+            encoder=None if self.media is None else self.media.encoder,
         )
 
     def _slot_routes(self, engine: Engine) -> SlotRoutes:
@@ -213,6 +229,7 @@ class ChatWorker:
             name=self.spec.name,
             slots=self.spec.slots,
             n_ctx=self.n_ctx,
+            inputs=("text",) if self.media is None else self.media.inputs,
         )
 
 
@@ -228,6 +245,7 @@ def open_chat_worker(
     logger.info("answers are read as those of the family %s", answers.family.name)
     if fault := answers.closing_fault(spec.thinking_budget_message):
         raise SettingUnusable(f"thinking_budget_message {fault}")
+    media = open_media(opened, model, spec, max_bytes=settings.media_cache_mib << 20)
     context, n_ctx, draft_model = open_contexts(opened, model, spec, workers=settings.workers_on_machine)
     long_texts = opened.enter_context(
         contextlib.closing(TokenProcesses(model.path, model.overrides, number=prompts_at_once()))
@@ -241,8 +259,9 @@ def open_chat_worker(
         shared=spec.shared_prompts,
         infill=infill_prompts(model.vocab, spec.llama, n_ctx=n_ctx),
         defaults=spec,
+        media=None if media is None else media.reader,
     )
-    identity = kv_identity(settings, model, spec.llama, n_ctx=context.kv_tokens)
+    identity = kv_identity(settings, model, spec, n_ctx=context.kv_tokens)
     adapters = opened.enter_context(
         contextlib.closing(
             AdapterRegistry(model, context, max_adapters=settings.max_adapters, max_bytes=settings.adapters_mib << 20)
@@ -275,6 +294,7 @@ def open_chat_worker(
         tier,
         slot_files,
         draft_model,
+        media,
     )
 
 

@@ -15,7 +15,7 @@ from workers.llama.native import version
 from workers.llama.sampling.stages import Settings
 from workers.llama.tokens.vocab import Vocab
 from workers.models.spec import LlamaSettings, is_template
-from workers.protocol.heartbeat import WorkerKind
+from workers.protocol.heartbeat import Modality, WorkerKind
 from workers.protocol.queries import Props
 from workers.protocol.requests import Sampling
 from workers.service.calls.lanes import FairLane
@@ -87,9 +87,10 @@ def text_routes(
     kind: WorkerKind = "generate",
     slots: int,
     n_ctx: int,
+    inputs: tuple[Modality, ...] = ("text",),
 ) -> TextRoutes:
     """Make the routes for text. `renderer` None: the model does not chat. `defaults`: the model's sampling parameters
-    where a caller sets none."""
+    where a caller sets none. `inputs`: the kinds of input that the model takes."""
     values = asdict(Settings.of(defaults, n_ctx)) | {"seed": defaults.seed}
     props = Props(
         kind=kind,
@@ -107,7 +108,7 @@ def text_routes(
         chat_templates=dict(renderer.sources) if renderer is not None else {},
         chat_template_caps=renderer.abilities[DEFAULT].caps() if renderer is not None else {},
         has_infill={"pre", "suf", "mid"} <= model.vocab.infill_tokens().keys(),
-        input_modalities=("text",),
+        input_modalities=inputs,
         build_info=version(),
         sampling=Sampling(**values),
     )

@@ -247,6 +247,12 @@ class EveryWorkerSettings(ModelSettings, CacheSettings):
         int,
         Field(ge=1, le=256, description="LoRA adapters in a worker's memory; the one used longest ago makes room"),
     ] = 8
+    media_cache_mib: Annotated[
+        int,
+        Field(
+            ge=0, le=2**20, description="MiB in a worker's memory for the embeddings of pictures and sounds seen before"
+        ),
+    ] = 256
     adapters_mib: Annotated[
         int, Field(ge=1, le=2**20, description="MiB that the LoRA adapters in a worker's memory may take together")
     ] = 1024

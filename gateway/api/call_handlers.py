@@ -14,6 +14,8 @@ from gateway.api.http.diagnostics import request_log_of
 from gateway.api.http.streaming import Pings
 from gateway.api.intake.disconnect import until_disconnect
 from gateway.api.intake.intake import Intake
+from gateway.api.media.attachments import Attachments
+from gateway.api.media.loader import MediaLoader
 from gateway.api.request_headers import (
     conversation_key,
     read_resume_options,
@@ -63,8 +65,9 @@ class PoolDialect(Protocol[PooledRequestT]):
         ...
 
 
-PromptReader = Callable[[bytes, Ignored], tuple[str, GenerateRequest]]
-"""Reads a body: returns the model's name, and a request with the prompt to count. Raises PaddockError."""
+PromptReader = Callable[[bytes, Ignored, Attachments], tuple[str, GenerateRequest]]
+"""Reads a body, from which files were cut out: returns the model's name, and a request with the prompt to count. Raises
+PaddockError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +80,24 @@ class CallHandlers:
     pings: Pings
     resumable: Resumable
     queries: WorkerQueries
+    media: MediaLoader
 
-    def generate(self, dialect: Dialect[RequestT], *, job: Job = "chat", supersedes: bool = False) -> Handler:
+    def generate(
+        self,
+        dialect: Dialect[RequestT],
+        *,
+        job: Job = "chat",
+        supersedes: bool = False,
+        takes_media: bool = False,
+    ) -> Handler:
         """Return the handler of a route that generates text. `job`: what the model must be able to do. `supersedes`:
-        whether a newer call ends the older one of the same key and session (`x-session-id`)."""
+        whether a newer call ends the older one of the same key and session (`x-session-id`). `takes_media`: whether
+        prompts may have pictures and sounds."""
         responder = Responder(dialect, self.pipeline, self.pings, self.resumable)
 
         async def handle(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
             request_log = request_log_of(scope)
-            async with self.intake.open_body(principal, scope, receive) as body:
+            async with self.intake.open_body(principal, scope, receive, takes_media=takes_media) as body:
                 resume = await read_resume_options(scope, body)
                 if resume is not None and resume.stream:
                     await self.resumable.again(resume, body, scope, receive, send)
@@ -101,6 +113,7 @@ class CallHandlers:
                     conversation,
                     held_bytes=body.num_bytes,
                 )
+                asked, call = await self.media.prepare(asked, call, body.hold, receive)
                 if supersedes:
                     call = replace(call, session=session_of(scope))
                 await responder.answer(asked, call, resume, scope, receive, send)
@@ -136,10 +149,11 @@ class CallHandlers:
 
         async def handle(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
             request_log = request_log_of(scope)
-            async with self.intake.open_body(principal, scope, receive) as body:
-                name, request = await body.decode(lambda raw: read(raw, request_log.ignored))
-                call = self.resolver.resolve(principal, name, request_log)
+            async with self.intake.open_body(principal, scope, receive, takes_media=True) as body:
+                name, request = await body.decode(lambda raw: read(raw, request_log.ignored, body.attachments))
+                call = self.media.check(self.resolver.resolve(principal, name, request_log), (request,))
                 async with until_disconnect(receive):
+                    (request,) = await self.media.load(call, (request,), body.hold)
                     num_tokens = await self.queries.num_tokens(call.model, request, principal.team)
             await send_json(send, {**fields, "input_tokens": num_tokens}, request_log)
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from workers.protocol.framing import BASE64_CHARS, BASE64_GROUP
+from workers.protocol.heartbeat import ModelFacts
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.queries import Detokenize, Render, Tokenize
 from workers.protocol.requests import GenerateRequest, Message, Prompt, Submit
@@ -34,8 +36,8 @@ def num_chars(message: msgspec.Struct) -> int:
 
 def chars_of(request: GenerateRequest) -> int:
     """Return approximately how many characters a request has: its prompt, tools, constraint and biases. Counting
-    messages stops once the request counts as long."""
-    number = len(request.template_values)
+    messages stops once the request counts as long. Pictures and sounds count by the base64 that is sent of them."""
+    number = len(request.template_values) + sum(len(one.data) * BASE64_CHARS // BASE64_GROUP for one in request.media)
     number += sum(len(tool.description or "") + len(tool.name) + len(tool.parameters or "") for tool in request.tools)
     if request.constraint is not None:
         number += len(request.constraint.text)
@@ -62,6 +64,16 @@ def chars_of_message(message: Message) -> int:
     if message.tool_calls:
         number += sum(len(call.arguments) + len(call.id) + len(call.name) for call in message.tool_calls)
     return number
+
+
+CHARS_PER_TOKEN = 4
+"""Characters of a text that are about as many tokens as one."""
+
+
+def media_chars(message: Message, facts: ModelFacts) -> int:
+    """Return about how many characters of text take as many tokens as a message's pictures and sounds, which count
+    alike here."""
+    return CHARS_PER_TOKEN * len(message.media) * max(facts.picture_cells, facts.sound_cells)
 
 
 def _of_parts(parts: Iterable[Prompt]) -> int:

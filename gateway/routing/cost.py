@@ -5,7 +5,8 @@ The cost of a worker is the milliseconds until the call's first token there, plu
     total = wait + cost + burden
     wait  = max(until the call has a slot there, until the prefills before its own are done)
     cost  = prefill + adapters to load x time per adapter
-    prefill = prompt tokens that are not cached there x time per prompt token
+    prefill = prompt tokens that are not cached there x time per prompt token, with pictures and sounds:
+              + their cells that are not cached there x time to encode a cell
     burden = BURDEN x prefill
 
 These figures come from the worker's last report (`News`), extrapolated to now, and from the calls that this gateway has
@@ -14,16 +15,16 @@ placed there, or that have ended there, since then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from gateway.routing.placement import ANY, Bid, PlacementRequest, find_slot
+from gateway.routing.placement import ANY, MODALITY_OF, Bid, PlacedMedium, PlacementRequest, cells_of, find_slot
 from gateway.routing.pool import Pool
 from gateway.routing.worker_state import WorkerState
-from workers.protocol.heartbeat import PROTOCOL_VERSION
+from workers.protocol.heartbeat import PROTOCOL_VERSION, Modality, ModelFacts
 
 BURDEN = 1.0
 """Cost to other calls of prefilling an uncached token, as a multiple of its cost to the call itself.
@@ -86,9 +87,13 @@ class CostModel:
         """Predicted tokens of the answer; never more than the call's `max_tokens`."""
         if request.max_tokens is not None:
             self.answer_tokens = min(self.answer_tokens, max(0, request.max_tokens))
+        self._media = request.media
+        self._facts = facts_of(pool)
 
     def uncached_tokens(self, cached_bytes: int) -> float:
-        return (self._num_bytes - cached_bytes) * self._tokens_per_byte
+        """Return the tokens that a worker computes: those of the text, and the cells of pictures and sounds."""
+        tokens = (self._num_bytes - cached_bytes) * self._tokens_per_byte
+        return tokens + media_cells(self._media, self._facts, cached_bytes) if self._media else tokens
 
     def least_wait_ms(self, state: WorkerState) -> float:
         """Return the wait as predicted from the worker's last report alone. Calls that this gateway has placed there
@@ -113,6 +118,10 @@ class CostModel:
         backlog_ms = (state.backlog_at - self._now) * 1000
         backlog_ms = backlog_ms + placed_ms if backlog_ms > 0 else placed_ms
         prefill_ms = uncached * state.prefill_ms
+        if self._media:
+            cells = media_cells(self._media, self._facts, cached_bytes)
+            uncached += cells
+            prefill_ms += cells * (state.prefill_ms + state.beat.load.encode_ms)
         adapter_ms = 0.0
         if self._adapters:
             adapter_ms = state.adapter_load_ms * len(self._adapters.difference(state.beat.adapters_resident))
@@ -133,6 +142,21 @@ class CostModel:
         )
 
 
+NO_FACTS = ModelFacts(n_ctx_train=0, n_params=0, size=0, n_vocab=0)
+
+
+def facts_of(pool: Pool) -> ModelFacts:
+    """Return the facts of the model that all workers of a pool have."""
+    return next((state.beat.facts for state in pool.states.values()), NO_FACTS)
+
+
+def media_cells(media: Iterable[PlacedMedium], facts: ModelFacts, cached_bytes: int) -> int:
+    """Return about how many cells the pictures and sounds take that a worker with so many bytes cached computes.
+
+    The bytes that stand for a medium in prefixes count as text besides, some 250 tokens: too little to matter."""
+    return sum([cells_of(one.kind, facts) for one in media if one.end > cached_bytes])
+
+
 CONTEXT_MARGIN = 0.75
 """Share of a prompt's estimated tokens for which a worker's context (n_ctx) must have room. It is below 1 as the
 estimate may be too high: the worker counts exactly, and refuses prompts that are too long."""
@@ -150,6 +174,8 @@ class Requirements:
     avoid: frozenset[str] = frozenset()
     room: bool = False
     """Whether the worker must have memory for the call's adapters right now."""
+    inputs: frozenset[Modality] = frozenset()
+    """Kinds of input that the worker must take beside text: while a fleet is changed, not all of a model's may."""
 
     def unmet_by(self, state: WorkerState) -> str:
         """Return a sentence about the first requirement that a worker does not meet; "" if it meets them all."""
@@ -164,6 +190,8 @@ class Requirements:
             return f"the call asked for a slot of {self.worker}"
         if self.n_ctx > beat.n_ctx:
             return f"the call needs at least {self.n_ctx:.0f} tokens of context, it has {beat.n_ctx}"
+        if self.inputs and not self.inputs.issubset(beat.facts.inputs):
+            return f"it takes no input of the kind {', '.join(sorted(self.inputs.difference(beat.facts.inputs)))}"
         if self.adapters and not self.adapters.issubset(beat.adapters):
             return f"it has no adapter {', '.join(sorted(self.adapters.difference(beat.adapters)))}"
         if self.room and len(self.adapters.difference(beat.adapters_resident)) > beat.adapter_room:
@@ -172,7 +200,7 @@ class Requirements:
 
     def met_by_all(self, pool: Pool) -> bool:
         """Return True only if surely every serving worker meets the requirements; False means that some may not."""
-        if self.avoid or self.worker or self.room:
+        if self.avoid or self.worker or self.room or self.inputs:
             return False
         return self.n_ctx <= pool.n_ctx and self.adapters.issubset(pool.adapters)
 
@@ -194,15 +222,19 @@ def requirements_of(request: PlacementRequest, pool: Pool, avoid: frozenset[str]
     """Yield sets of requirements for the call's worker, the strictest set first. Try a set only if no worker meets the
     sets before it. Later sets allow workers that have failed the call. The last set allows any worker, since that
     worker's refusal tells the caller what is wrong."""
-    tokens = request.prefix.num_bytes / pool.typical.bytes_per_token * CONTEXT_MARGIN
+    tokens = request.prefix.num_bytes / pool.typical.bytes_per_token
+    if request.media:
+        tokens += media_cells(request.media, facts_of(pool), 0)
+    tokens *= CONTEXT_MARGIN
+    inputs = frozenset(MODALITY_OF[one.kind] for one in request.media)
     place = find_slot(request.slot, pool.by_id()) if request.slot != ANY else None
     if place is not None:
-        yield Requirements(tokens, request.adapters, place[0].worker, avoid)
+        yield Requirements(tokens, request.adapters, place[0].worker, avoid, inputs=inputs)
     if request.adapters:
-        yield Requirements(tokens, request.adapters, "", avoid, room=True)
-    yield Requirements(tokens, request.adapters, "", avoid)
+        yield Requirements(tokens, request.adapters, "", avoid, room=True, inputs=inputs)
+    yield Requirements(tokens, request.adapters, "", avoid, inputs=inputs)
     if avoid:
-        yield Requirements(tokens, request.adapters)
+        yield Requirements(tokens, request.adapters, inputs=inputs)
     if tokens or request.adapters:
         if avoid:
             yield Requirements(avoid=avoid)

@@ -10,12 +10,13 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import msgspec
 
-from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.heartbeat import Heartbeat, Modality, ModelFacts
 from workers.protocol.pooled import PoolInput, PoolRequest
-from workers.protocol.prefixes import NOTHING, Prefix, prefix_of
+from workers.protocol.prefixes import NOTHING, Prefix, media_ends, prefix_of
 from workers.protocol.requests import GenerateRequest
 
 ANY = -1
@@ -50,6 +51,23 @@ MAX_OTHERS = 3
 """Maximum number of workers in a `Ranking.summary` besides the one that the call went to; the rest are left out."""
 
 
+MODALITY_OF: dict[str, Modality] = {"picture": "image", "sound": "audio"}
+"""Kind of a `Medium` -> the name of that kind of input in `ModelFacts.inputs`."""
+
+
+class PlacedMedium(NamedTuple):
+    """A picture or a sound of a prompt."""
+
+    kind: str
+    end: int
+    """Number of the prompt's bytes, as `Prefix.ends` counts them: a worker that has so many cached has its cells."""
+
+
+def cells_of(kind: str, facts: ModelFacts) -> int:
+    """Return about how many KV cells a picture or a sound takes."""
+    return facts.picture_cells if kind == "picture" else facts.sound_cells
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
     """The properties of one call that its placement depends on."""
@@ -62,6 +80,8 @@ class PlacementRequest:
     """LoRA adapters that the call names."""
     slot: int = ANY
     """Number of the slot that the call asks for, counted over the model's workers."""
+    media: tuple[PlacedMedium, ...] = ()
+    """The prompt's pictures and sounds, in their order."""
 
 
 ANYWHERE = PlacementRequest()
@@ -75,6 +95,7 @@ def placement_request_of(request: GenerateRequest, tenant: str, hashes: Mapping[
         request.max_tokens,
         frozenset(use.name for use in request.adapters),
         request.slot,
+        tuple(PlacedMedium(one.kind, end) for one, end in zip(request.media, media_ends(request), strict=True)),
     )
 
 

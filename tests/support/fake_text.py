@@ -7,13 +7,15 @@ import signal
 from array import array
 from collections.abc import Sequence
 
+import msgspec
+
 from workers.chat.infill import InfillPrompts, InfillRoom, InfillTokens
 from workers.chat.prompts import Prompts
 from workers.chat.template import ChatTemplate
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import ModelFacts
-from workers.protocol.queries import Props
-from workers.protocol.requests import Sampling
+from workers.protocol.queries import Props, Render, Rendered
+from workers.protocol.requests import GenerateRequest, Sampling
 from workers.service.calls.lanes import prompt_lane
 from workers.service.routes.text import TextRoutes, Texts
 
@@ -60,6 +62,19 @@ def fake_prompts(n_ctx: int, deadly: str = "", *, has_helpers: bool = True) -> P
     return Prompts(ChatTemplate(TEMPLATE), vocab, num_tokens=vocab.num_tokens, infill=infill)
 
 
+def without_media(request: GenerateRequest) -> GenerateRequest:
+    """Return a request as a model reads it that sees and hears nothing."""
+    messages = tuple(msgspec.structs.replace(one, media=()) for one in request.messages)
+    return msgspec.structs.replace(request, media=(), prompt_media=(), messages=messages)
+
+
+class BlindTexts(Texts):
+    """Renders prompts without their pictures and sounds."""
+
+    def render(self, asked: Render) -> Rendered:
+        return super().render(msgspec.structs.replace(asked, request=without_media(asked.request)))
+
+
 def fake_routes(prompts: Prompts, facts: ModelFacts, *, model: str, slots: int, n_ctx: int) -> TextRoutes:
     props = Props(
         kind="generate",
@@ -77,8 +92,8 @@ def fake_routes(prompts: Prompts, facts: ModelFacts, *, model: str, slots: int, 
         chat_templates={"default": TEMPLATE},
         chat_template_caps=ChatTemplate(TEMPLATE).abilities.caps(),
         has_infill=True,
-        input_modalities=("text",),
+        input_modalities=facts.inputs,
         build_info="fake",
         sampling=PROPS_SAMPLING,
     )
-    return TextRoutes(Texts(FakeVocab(), prompts), props, prompt_lane())
+    return TextRoutes(BlindTexts(FakeVocab(), prompts), props, prompt_lane())

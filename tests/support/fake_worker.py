@@ -21,7 +21,7 @@ import uvloop
 from tests.support.calls import generate_calls
 from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.fake_pooled import WIDTH, FakeInputs, FakePooledEngine
-from tests.support.fake_text import fake_prompts, fake_routes
+from tests.support.fake_text import fake_prompts, fake_routes, without_media
 from workers.chat.answers import Answers
 from workers.chat.conversation import THINK
 from workers.chat.tools.json_calls import HERMES
@@ -34,8 +34,11 @@ from workers.protocol.exits import Exit
 from workers.protocol.framing import EVENTS_PATH
 from workers.protocol.heartbeat import ModelFacts
 from workers.protocol.pooled import POOL_PATH
+from workers.protocol.requests import Submit
 from workers.service.calls.call_record import CallRecords
+from workers.service.calls.generate import GenerateCalls
 from workers.service.calls.lanes import prompt_lane
+from workers.service.calls.live_calls import Begun
 from workers.service.calls.pooled import Outcomes, PooledCalls, no_pooled_work
 from workers.service.calls.stream import Mailbox
 from workers.service.lifecycle import Lifecycle
@@ -47,6 +50,33 @@ from workers.service.server import Served, WorkerIdentity, WorkerServer, metrics
 from workers.tracing.tracer import tracing
 
 FACTS = ModelFacts(n_ctx_train=4096, n_params=1_000_000, size=4_000_000, n_vocab=32_000)
+
+
+def facts_of(args: argparse.Namespace) -> ModelFacts:
+    inputs = tuple(args.inputs.split(","))
+    cells = {"picture_cells": 256 if "image" in inputs else 0, "sound_cells": 128 if "audio" in inputs else 0}
+    return msgspec.structs.replace(FACTS, inputs=inputs, **cells)
+
+
+class NotingCalls:
+    """Writes down what each submit has of media, a line of JSON each, and hands it on without them."""
+
+    def __init__(self, calls: GenerateCalls, file: str) -> None:
+        self._calls = calls
+        self._file = file
+        self.cancel = calls.cancel
+
+    async def submit(self, submit: Submit) -> Begun:
+        request = submit.request
+        noted = {
+            "media": [[one.kind, len(one.data), one.sha256.hex(), one.param] for one in request.media],
+            "messages": [[one.role, one.content, list(one.media)] for one in request.messages],
+            "prompt": request.prompt,
+            "places": list(request.prompt_media),
+        }
+        with open(self._file, "ab") as lines:
+            lines.write(msgspec.json.encode(noted) + b"\n")
+        return await self._calls.submit(msgspec.structs.replace(submit, request=without_media(request)))
 
 
 class CuttingProtocol(HttpProtocol):
@@ -111,6 +141,8 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--tokens", type=int, default=64, help="tokens per answer (max_tokens cuts it)")
     flags.add_argument("--answer", default="", help="what each answer says (default: t0 t1 t2 ...)")
     flags.add_argument("--thinks", action="store_true", help="what stands in an answer's <think></think> is thought")
+    flags.add_argument("--inputs", default="text", help="what the model reads, with commas between (default: text)")
+    flags.add_argument("--submits", default="", metavar="FILE", help="write there what each submit has of media")
     flags.add_argument("--drain-s", type=float, default=20.0, help="how long running calls may finish after SIGTERM")
     flags.add_argument("--grace-s", type=float, default=5.0, help="how long calls of a gateway that is gone are kept")
     flags.add_argument("--redis-wait-s", type=float, default=15.0, help="how long a start waits for Redis")
@@ -162,7 +194,7 @@ async def serve(args: argparse.Namespace) -> Exit:
         address=args.address,
         secret=args.secret,
         redis_url=args.redis_url,
-        facts=FACTS,
+        facts=facts_of(args),
         version="fake",
         fingerprint=f"fp_{args.model}",
         drain_s=args.drain_s,
@@ -204,6 +236,7 @@ def fake_chat(
         records=records,
         adverts=adverts,
     )
+    noting = NotingCalls(calls, args.submits) if args.submits else calls
     return Served(
         kind="generate",
         engine=engine,
@@ -211,10 +244,10 @@ def fake_chat(
         hub=hub,
         metrics=metrics,
         routes=[
-            *CallRoutes(calls, worker.boot).routes(),
+            *CallRoutes(cast(Any, noting), worker.boot).routes(),
             refusing(POOL_PATH, no_pooled_work()),
             *no_slots(),
-            *fake_routes(prompts, FACTS, model=args.model, slots=args.slots, n_ctx=args.ctx).routes(),
+            *fake_routes(prompts, facts_of(args), model=args.model, slots=args.slots, n_ctx=args.ctx).routes(),
         ],
         adverts=adverts,
         announced=lambda beat: msgspec.structs.replace(beat, infill=prompts.can_infill),

@@ -7,13 +7,16 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
+from itertools import repeat
 from typing import Protocol, TypeVar, cast
 
 from workers.chat.conversation import UNSET, Conversation, conversation_of
 from workers.chat.infill import InfillPrompts
+from workers.chat.media_places import SHOWN, cut, marked, new_marker, with_markers
+from workers.llama.media.parts import MediaChunk
 from workers.models.spec import ChatDefaults
 from workers.protocol.events import RETRYABLE, CallFailed, Failure, FailureCode, context_overflow
-from workers.protocol.requests import GenerateRequest, Message, Role
+from workers.protocol.requests import GenerateRequest, Medium, Message, Role
 from workers.protocol.token_arrays import INT32, RUN_TOKENS, extend, in_list
 
 TOKENISE_LEAST_S = 5.0
@@ -144,11 +147,21 @@ class Templates(Protocol):
         """Return the prompt's text. May block. Raises CallFailed."""
 
 
+class MediaReader(Protocol):
+    """Makes what the model reads of pictures and sounds; safe to call from several threads."""
+
+    def read(self, medium: Medium) -> Sequence[Sequence[int] | MediaChunk]:
+        """Return a medium's cells, and the tokens around them. May block for seconds. Raises CallFailed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     tokens: Sequence[int]
+    """In place of a picture's or sound's cells, as many zeros."""
     text: str | None
     """The output of the template, up to where the assistant's turn begins; None: the prompt needs no template."""
+    media: Sequence[tuple[int, MediaChunk]] = ()
+    """Cells of pictures and sounds, each with the number of the first one among the tokens."""
 
 
 class Prompts:
@@ -165,10 +178,12 @@ class Prompts:
         shared: Sequence[str] = (),
         infill: InfillPrompts | None = None,
         defaults: ChatDefaults = UNSET,
+        media: MediaReader | None = None,
     ) -> None:
         """`templates` None: the model does not chat. `num_tokens`: size of the vocabulary, to check token ids in
         prompts. `n_ctx`: tokens of the longest single conversation; 0: no bound. `shared`: system prompts that all
-        teams share. `infill` None: infill requests are refused. `defaults`: the catalog's values for templates."""
+        teams share. `infill` None: infill requests are refused. `defaults`: the catalog's values for templates. `media`
+        None: the model reads text only."""
         self._templates = templates
         self._tokenizer = tokenizer
         self._bos_text = bos_text
@@ -176,6 +191,7 @@ class Prompts:
         self._n_ctx = n_ctx
         self._infill = infill
         self._defaults = defaults
+        self._media = media
         self._shared = SharedPrompts(shared, self._tokens_of)
 
     @property
@@ -183,11 +199,11 @@ class Prompts:
         """Whether infill requests can be answered."""
         return self._infill is not None and self._infill.are_possible
 
-    def tokens(self, request: GenerateRequest) -> Sequence[int]:
-        """Return the prompt's tokens for a request that is to be answered. Raises CallFailed as `prompt` does, and
-        CallFailed (CONTEXT_OVERFLOW) as soon as it is clear that the prompt is too long."""
+    def fitting(self, request: GenerateRequest) -> Prompt:
+        """Return the prompt of a request that is to be answered. Raises CallFailed as `prompt` does, and CallFailed
+        (CONTEXT_OVERFLOW) as soon as it is clear that the prompt is too long."""
         try:
-            return self._prompt(request, self._n_ctx - 1 if self._n_ctx else None).tokens
+            return self._prompt(request, self._n_ctx - 1 if self._n_ctx else None)
         except TooManyTokens as error:
             raise CallFailed(context_overflow(error.at_least, self._n_ctx, is_whole=error.is_whole)) from None
 
@@ -211,6 +227,8 @@ class Prompts:
         """Return the prompt. Raises CallFailed; TooManyTokens if the prompt has more than `most`."""
         if request.infill is not None:
             return Prompt(_listed(self._filled(request, most)), None)
+        if request.media:
+            return self._seen(request, most)
         if request.prompt is not None:
             return Prompt(_listed(self.mixed(request.prompt, add_special=True, parse_special=True, most=most)), None)
         if not request.messages:
@@ -221,7 +239,43 @@ class Prompts:
 
     def text(self, request: GenerateRequest) -> str:
         """Return the request's messages as the template renders them. Raises CallFailed."""
+        if request.media:
+            marker = new_marker()
+            return SHOWN.join(cut(self._marked_text(request, marker), marker, len(request.media)))
         return self._rendered(conversation_of(request, self._defaults))
+
+    def _marked_text(self, request: GenerateRequest, marker: str) -> str:
+        return self._rendered(conversation_of(marked(request, marker), self._defaults))
+
+    def _seen(self, request: GenerateRequest, most: int | None) -> Prompt:
+        """Return a prompt with pictures or sounds. Raises CallFailed; TooManyTokens if it has more than `most`."""
+        if self._media is None:
+            message = "this model reads text only; send no pictures or sounds, or ask another model"
+            raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, request.media[0].param or "messages"))
+        marker = new_marker()
+        if isinstance(request.prompt, str):
+            text = with_markers(request.prompt, request.prompt_media, marker)
+        else:
+            text = self._marked_text(request, marker)
+        runs = cut(text, marker, len(request.media))
+        tokens: list[int] = []
+        found: list[tuple[int, MediaChunk]] = []
+        add_special = not (self._bos_text and text.startswith(self._bos_text))
+        for number, run in enumerate(runs):
+            if number:
+                for part in self._media.read(request.media[number - 1]):
+                    if isinstance(part, Sequence):
+                        tokens.extend(part)
+                    else:
+                        found.append((len(tokens), part))
+                        tokens.extend(repeat(0, part.num_cells))
+            left = None if most is None else max(0, most - len(tokens))
+            add = add_special and not number
+            tokens.extend(self._tokenizer.tokenize(run, add_special=add, parse_special=True, most=left))
+            if most is not None and len(tokens) > most:
+                raise TooManyTokens(len(tokens))
+        shown = None if request.prompt is not None else SHOWN.join(runs)
+        return Prompt(tokens, shown, tuple(found))
 
     def _rendered(self, conversation: Conversation) -> str:
         """Return the rendered conversation. Raises CallFailed."""
@@ -325,7 +379,7 @@ def _runs(prompt: Sequence[Part]) -> Iterator[Sequence[Part]]:
 def is_quick(request: GenerateRequest) -> bool:
     """Return whether making the prompt is faster than switching to another thread; never true of chats and infill."""
     prompt = request.prompt
-    if request.infill is not None or prompt is None or len(prompt) > SHORT_CHARS:
+    if request.infill is not None or prompt is None or request.media or len(prompt) > SHORT_CHARS:
         return False
     if len(request.speculation.prediction) > SHORT_CHARS:
         return False
@@ -333,9 +387,10 @@ def is_quick(request: GenerateRequest) -> bool:
 
 
 def text_chars(request: GenerateRequest) -> int:
-    """Return the number of characters that a request's prompt and prediction are made of, without token ids: about its
-    memory."""
-    return len(request.speculation.prediction) + _prompt_chars(request)
+    """Return the number of characters that a request's prompt and prediction are made of, without token ids, and the
+    bytes of its media: about its memory."""
+    media = sum(len(one.data) for one in request.media)
+    return len(request.speculation.prediction) + _prompt_chars(request) + media
 
 
 def _prompt_chars(request: GenerateRequest) -> int:

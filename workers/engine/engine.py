@@ -17,6 +17,7 @@ from workers.engine.cache.slots import SlotProxy
 from workers.engine.counters import EngineCounters
 from workers.engine.disk.link import DiskLink
 from workers.engine.disk.tier import NO_DISK, DiskTier
+from workers.engine.encoder import MediaEncoder
 from workers.engine.request import EngineLoad, EngineRequest, Intake, IntegrityError
 from workers.engine.step.sampling import SamplerTools
 from workers.engine.step.sequence import Sequence
@@ -61,13 +62,15 @@ class Engine:
         disk: DiskTier | None = None,
         write_out_s: float = 5.0,
         speculation: DraftSources = AS_IT_PAYS,
+        encoder: MediaEncoder | None = None,
     ) -> None:
         """`n_ctx`: maximum tokens of one conversation. `on_crash` is called on the engine thread.
 
         `ram_bytes`: maximum memory for prefixes that left the KV cache; 0: none are kept. `adapters`: LoRA adapters
         that calls may name. `watchdog`: ends the process if a step hangs. `disk`: the tier behind RAM; `stop`
         spends at most `write_out_s` seconds on writing everything to it. The caller closes adapters, watchdog and disk
-        after `stop`. `speculation`: where drafts of answers come from."""
+        after `stop`. `speculation`: where drafts of answers come from. `encoder`: makes embeddings of pictures and
+        sounds; None: the model reads text only. The caller stops it after the engine."""
         if n_ctx > context.kv_tokens:
             raise ValueError(f"n_ctx {n_ctx} is more than the {context.kv_tokens} cells that all slots share")
         if slots > context.slots:
@@ -90,8 +93,19 @@ class Engine:
         self._dry = DryStages(model.vocab)
         link = None if disk is None else partial(DiskLink, disk, post=self.post)
         box, ended = watchdog.black_box, self._intake.leave
+        self._encoder = encoder
         self._stepper = Stepper(
-            context, self._adapters, box, ended, link, slots=slots, n_ctx=n_ctx, ram_bytes=ram_bytes, drafts=speculation
+            context,
+            self._adapters,
+            box,
+            ended,
+            link,
+            slots=slots,
+            n_ctx=n_ctx,
+            ram_bytes=ram_bytes,
+            drafts=speculation,
+            encoder=encoder,
+            wake=partial(self.post, _do_nothing),
         )
         self.slot_contents = SlotProxy(self._stepper.slots, self.post)
         """Copies, restores and erases the conversations that slots hold while no call runs in them."""
@@ -156,6 +170,7 @@ class Engine:
             running=running,
             answer_tokens=self._stepper.lengths.usual,
             prefill_s=self._stepper.prefill_s,
+            encode_s=0.0 if self._encoder is None else self._encoder.cell_s,
             overdraft=overdraft_of(self.slots),
         )
 
@@ -202,8 +217,8 @@ class Engine:
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, "the prompt has no tokens; send some text"))
         if num_prompt >= self.n_ctx:
             raise CallFailed(context_overflow(num_prompt, self.n_ctx))
-        if request.prompt.media:
-            raise CallFailed(Failure(FailureCode.UNSUPPORTED, "this worker reads text only; send no images or sounds"))
+        if request.prompt.spans:
+            self._check_media(request)
         num_tokens = self._model.vocab.num_tokens
         for position, token in enumerate(request.asked.stop_tokens):
             if not 0 <= token < num_tokens:
@@ -218,6 +233,16 @@ class Engine:
             )
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "context_shift"))
 
+    def _check_media(self, request: EngineRequest) -> None:
+        if self._encoder is None:
+            raise CallFailed(Failure(FailureCode.UNSUPPORTED, "this model reads text only; send no pictures or sounds"))
+        if request.asked.context_shift:
+            message = "`context_shift` would cut pictures or sounds in two; leave it out"
+            raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "context_shift"))
+        if request.asked.prompt_probs:
+            message = "`echo` with `logprobs` tells the probabilities of texts only; leave it out, or the media"
+            raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "echo"))
+
     def _sequence(self, request: EngineRequest) -> Sequence:
         """Make the sequence of a new call, with its sampler, and mark its adapters as used. Raises CallFailed."""
         vocab = self._model.vocab
@@ -231,7 +256,7 @@ class Engine:
             chain = SamplerChain(vocab, request.sampling, n_ctx=self.n_ctx, banned=banned, masked=masked, dry=self._dry)
             undo.callback(chain.close)
             # Takes tens of milliseconds if penalties look back on a long prompt.
-            chain.accept_prompt(request.prompt.tokens)
+            chain.accept_prompt(request.prompt.texts())
             sequence = Sequence(request, chain, vocab, self.n_ctx, adapters, self._tools.sampler(request, chain))
             sequence.drafts = self._stepper.speculator.drafts_for(sequence, request.prediction)
             undo.pop_all()
@@ -283,3 +308,7 @@ class Engine:
     def _end_all(self) -> None:
         self._stepper.end_all(self._intake.refusal)
         self._tell()
+
+
+def _do_nothing() -> None:
+    """Do nothing: the engine's thread wakes up for it, and looks again."""

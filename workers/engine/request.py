@@ -103,6 +103,8 @@ class EngineLoad:
     """Length, in tokens, that one answer in ten exceeds; 0: not known yet."""
     prefill_s: float = 0.0
     """Seconds that computing a prompt token takes; 0: not known yet."""
+    encode_s: float = 0.0
+    """Seconds that making the embedding of a picture's or sound's cell takes; 0: not known yet."""
     overdraft: int = 0
     """Number of calls that gateways may send beyond the slots if several teams have calls. The engine gives slots to
     teams in turn (`workers.engine.step.shares`), or serves teams in turn (`workers.engine.pooled.jobs`)."""

@@ -1,6 +1,6 @@
 """A context's memory of its sequences: the KV cache, and for some models a recurrent state.
 
-Positions count tokens from the beginning of a sequence; ranges are [start, end). Everything belongs to the context's
+Cells count from the beginning of a sequence; ranges are [start, end). Everything belongs to the context's
 thread. Source: llama.h, llama-kv-cache.cpp and llama-memory-recurrent.cpp of llama.cpp; the surprising parts have tests
 in tests/integration/engine/test_memory.py.
 """
@@ -8,7 +8,7 @@ in tests/integration/engine/test_memory.py.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -60,6 +60,44 @@ def kind_of(model: int, *, swa_full: bool) -> MemoryKind:
 ANY_NUMBER = 2**31 - 1
 
 
+class CellPositions:
+    """Tells the positions of a sequence's cells where these are not simply the cells' numbers.
+
+    With M-RoPE, all cells of a picture have the position of its first one in time, and the text after it goes on
+    fewer positions further than the picture has cells. llama.cpp finds cells by positions: of such a picture, all or
+    none. They count as part of any range that has the first of them."""
+
+    __slots__ = ("_pictures",)
+
+    def __init__(self, pictures: Iterable[tuple[int, int, int]]) -> None:
+        """`pictures`: in order, each one's first cell, its number of cells, and its number of positions."""
+        self._pictures: list[tuple[int, int, int, int]] = []
+        """First cell, cell after the last, position of all, position after it."""
+        lag = 0
+        for start, num_cells, num_positions in pictures:
+            self._pictures.append((start, start + num_cells, start - lag, start - lag + num_positions))
+            lag += num_cells - num_positions
+
+    def position(self, cell: int) -> int:
+        """Return the position from which on the cells from `cell` on lie; within a picture, the one after it."""
+        before = [one for one in self._pictures if one[0] < cell]
+        if not before:
+            return cell
+        _, end, _, position = before[-1]
+        return position + max(0, cell - end)
+
+    def last(self, num_cells: int) -> int:
+        """Return the highest position of the first `num_cells` cells, which must be at least one."""
+        for start, end, position, _ in self._pictures:
+            if start < num_cells <= end:
+                return position
+        return self.position(num_cells) - 1
+
+    def whole(self, cell: int) -> int:
+        """Return `cell`, or the end of the picture that has `cell` and the one before it."""
+        return next((end for start, end, _, _ in self._pictures if start < cell < end), cell)
+
+
 class Follower(Protocol):
     """A memory of the same sequences in another context, which is told after each change (that of a draft model)."""
 
@@ -74,7 +112,9 @@ class Follower(Protocol):
 
 
 class Memory:
-    """The memory of the context at `context`; valid as long as the context is."""
+    """The memory of the context at `context`; valid as long as the context is.
+
+    Ranges count cells. A sequence whose positions are others is laid out first (`lay_out`, `load`)."""
 
     def __init__(self, context: int, kind: MemoryKind, *, cache_type_k: str = "f16", rollback: int = 0) -> None:
         """`rollback`: number of tokens by which recurrent layers can go back, by the context's parameters."""
@@ -83,6 +123,7 @@ class Memory:
         self._context = context
         self._pointer = c.llama_get_memory(context)
         self._calls = gil_calls()
+        self._laid: dict[int, CellPositions] = {}
         model = c.llama_get_model(context)
         self.window: int = c.llama_model_n_swa(model) if kind is not MemoryKind.ATTENTION else 0
         """Number of tokens that a layer with a sliding window sees; 0: there is no such layer, or all cells are kept.
@@ -100,20 +141,29 @@ class Memory:
         )
         """Whether positions can be moved without harm to other sequences (narrower than llama.cpp's own answer)."""
 
+    def lay_out(self, sequence: int, positions: CellPositions | None) -> None:
+        """Set the positions of a sequence's cells, which stay set for its id; None: they are the cells' numbers."""
+        if positions is not None:
+            self._laid[sequence] = positions
+        elif self._laid:
+            self._laid.pop(sequence, None)
+
     def can_continue(self, sequence: int, num_tokens: int) -> bool:
-        """Return whether the sequence holds all that is needed to compute the token at position `num_tokens`.
+        """Return whether the sequence holds all that is needed to compute the token of cell `num_tokens`.
 
         Check this after `share`, `cut`, `load` and `load_part`: llama.cpp reports no error if something is missing."""
         if num_tokens == 0:
             return self.last_position(sequence) < 0
-        first = self.first_position(sequence)
-        if self.last_position(sequence) != num_tokens - 1 or first < 0:
+        first, last, next_ = self.first_position(sequence), num_tokens - 1, num_tokens
+        if (laid := self._laid.get(sequence)) is not None:
+            last, next_ = laid.last(num_tokens), laid.position(num_tokens)
+        if self.last_position(sequence) != last or first < 0:
             return False
         if self.kind is MemoryKind.WINDOW:
-            return first <= max(0, num_tokens - self.window + 1)
+            return first <= max(0, next_ - self.window + 1)
         if self.kind is MemoryKind.ATTENTION:
             return first == 0
-        return first == num_tokens - 1
+        return first == last
 
     def remove(self, sequence: int) -> None:
         """Forget a sequence; cells that no other sequence holds become free."""
@@ -129,15 +179,17 @@ class Memory:
         needs may be gone already."""
         if self.follower is not None:
             self.follower.cut(sequence, start)
+        start, end = self._range(sequence, start, end)
         return bool(self._calls.memory_seq_rm(self._pointer, sequence, start, end))
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Make `target` hold the cells of `source`'s range too. Nothing is copied if one cache serves all sequences.
 
         A recurrent state is shared as a whole, whatever the range; each sequence has its own from the next token on."""
-        self._calls.memory_seq_cp(self._pointer, source, target, start, end)
         if self.follower is not None:
             self.follower.share(source, target, start, end)
+        start, end = self._range(source, start, end)
+        self._calls.memory_seq_cp(self._pointer, source, target, start, end)
 
     def shift(self, sequence: int, start: int, end: int, by: int) -> None:
         """Move the positions of a range by `by`. No other sequence may hold its cells: they would move there, too.
@@ -175,12 +227,13 @@ class Memory:
         If the rest is still there, `load_part` can take the sequence back to this length. Raises StateUnusable."""
         return self._save(sequence, _PART)
 
-    def load(self, sequence: int, state: bytes) -> None:
-        """Restore a saved state into cells of the sequence's own; cells that it held before are forgotten.
+    def load(self, sequence: int, state: bytes, positions: CellPositions | None = None) -> None:
+        """Restore a saved state into cells of the sequence's own, laid out by `positions`; those before are forgotten.
 
         Raises StateUnusable and empties the sequence if cells are lacking or the state is of another model or setting.
         llama.cpp checks counts and sizes, not positions or values: pass only what `save` returned, ask `can_continue`.
         """
+        self.lay_out(sequence, positions)
         self._load(sequence, state, _WHOLE)
 
     def load_part(self, sequence: int, state: bytes) -> None:
@@ -216,11 +269,18 @@ class Memory:
             self.remove(scratch)
         for holder in holders:
             self.cut(holder, start, end)
-        self.load(scratch, state)
+        self.load(scratch, state, self._laid.get(holders[0]))
         for holder in holders:
             self.share(scratch, holder, start, end)
         self.remove(scratch)
         return len(state)
+
+    def _range(self, sequence: int, start: int, end: int) -> tuple[int, int]:
+        """Return the positions of a range of cells; `end` -1: up to the last."""
+        laid = self._laid.get(sequence) if self._laid else None
+        if laid is None:
+            return start, end
+        return laid.position(start), -1 if end < 0 else laid.position(end)
 
     def _save(self, sequence: int, part: int) -> bytes:
         native_log().clear()

@@ -6,14 +6,15 @@ import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 SUFFIX = ".gguf"
-DRAFT = ".draft"
-"""What a model's name ends with in the name of its draft model's file, before the suffix."""
+DRAFT, PROJECTOR = ".draft", ".projector"
+"""What a model's name ends with in the names of its draft model's file and its projector's, before the suffix."""
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 """The part number and the count of parts, which llama.cpp writes before the suffix."""
 
@@ -92,7 +93,9 @@ class FetchedModel(msgspec.Struct, frozen=True):
     """Path of the model's file, or of the first part of a split one."""
     commit: str
     sha256: dict[str, str]
-    """File name of each part -> SHA-256."""
+    """File name of each part, and of the projector -> SHA-256."""
+    projector: str = ""
+    """Path of the file that makes the model see or hear; empty: its repository has none."""
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -101,6 +104,8 @@ class Contents(msgspec.Struct, frozen=True):
     commit: str
     files: dict[str, Content]
     """File name in the model's folder -> its contents."""
+    projector: str = ""
+    """Path of the projector; empty: there is none."""
 
 
 decode_model = msgspec.json.Decoder(FetchedModel).decode
@@ -123,13 +128,22 @@ class Fetched:
         self._contents = folder / "contents.json"
 
     def path_of(self, reference: str) -> Path | None:
-        """Return the path of a reference's file; None if it or a part is missing. Raises FileChanged if the contents
-        are not those that were fetched."""
+        """Return the path of a reference's file; None if it, a part or its projector is missing. Raises FileChanged if
+        the contents are not those that were fetched."""
         place = self._located().get(reference)
-        if place is None or not all(part.is_file() for part in parts(Path(place))):
+        if place is None:
             return None
-        self._check(reference, Path(place))
+        projector = self.projector_of(reference)
+        paths = [*parts(Path(place)), *([projector] if projector else [])]
+        if not all(path.is_file() for path in paths):
+            return None
+        self._check(reference, paths)
         return Path(place)
+
+    def projector_of(self, reference: str) -> Path | None:
+        """Return the path of the projector that was fetched with a model; None if its repository had none."""
+        contents = self._known().get(reference)
+        return Path(contents.projector) if contents is not None and contents.projector else None
 
     def commit_of(self, reference: str) -> str:
         """Return the commit from which a reference's files were fetched; empty: none were, or the commit is unknown."""
@@ -139,8 +153,9 @@ class Fetched:
         return known.commit if known else ""
 
     def keep(self, reference: str, model: FetchedModel) -> None:
-        files = {part.name: _content(part, model.sha256[part.name]) for part in parts(Path(model.path))}
-        _replace(self._contents, {**self._known(), reference: Contents(model.commit, files)})
+        paths = [*parts(Path(model.path)), *([Path(model.projector)] if model.projector else [])]
+        files = {part.name: _content(part, model.sha256[part.name]) for part in paths}
+        _replace(self._contents, {**self._known(), reference: Contents(model.commit, files, model.projector)})
         _replace(self._places, {**self._located(), reference: model.path})
 
     def _located(self) -> dict[str, str]:
@@ -155,14 +170,14 @@ class Fetched:
         except (OSError, msgspec.DecodeError):
             return {}
 
-    def _check(self, reference: str, path: Path) -> None:
-        """Raise FileChanged if a model's files have other contents than those fetched. Files with the recorded size and
-        time count as unchanged; others are hashed."""
+    def _check(self, reference: str, paths: Sequence[Path]) -> None:
+        """Raise FileChanged if these files of a model have other contents than those fetched. Files with the recorded
+        size and time count as unchanged; others are hashed."""
         known = self._known()
         contents = known.get(reference)
         if contents is None:
             return  # fetched by an older version
-        seen = {part: contents.files.get(part.name) for part in parts(path)}
+        seen = {part: contents.files.get(part.name) for part in paths}
         touched = [part for part, one in seen.items() if one is None or _content(part, one.sha256) != one]
         for part in touched:
             content = seen[part]
@@ -173,8 +188,9 @@ class Fetched:
                 )
         if touched:
             files = {part.name: _content(part, content.sha256) for part, content in seen.items() if content}
+            now = msgspec.structs.replace(contents, files=contents.files | files)
             with contextlib.suppress(OSError):  # on a read-only volume the files are hashed again next time
-                _replace(self._contents, {**known, reference: Contents(contents.commit, files)})
+                _replace(self._contents, {**known, reference: now})
 
 
 def sha256_of(path: Path) -> str:

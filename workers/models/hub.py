@@ -46,7 +46,11 @@ if TYPE_CHECKING:
 
 PREFERRED = ("Q4_K_M", "Q8_0")
 LIST_TIMEOUT_S = 20.0
-COMPANIONS = ("mmproj", "imatrix")
+PROJECTOR = "mmproj"
+"""Word in the names of .gguf files that make a model see or hear."""
+PRECISIONS = ("f16", "bf16", "q8_0")
+"""Precisions of projectors, the preferred first: smaller ones cost quality, larger ones memory."""
+COMPANIONS = (PROJECTOR, "imatrix")
 """Words in the names of .gguf files that can't be served as a model by themselves."""
 
 
@@ -80,6 +84,18 @@ def choose(repo: str, names: Iterable[str], quant: str = "") -> tuple[str, ...]:
     return _whole(repo, models[min(models)])
 
 
+def choose_projector(names: Iterable[str], model: str) -> tuple[str, ...]:
+    """Return a repository's projector for a model, if it has one: in the model's folder, else at the top."""
+    found = sorted(name for name in names if PROJECTOR in name.lower() and name.lower().endswith(".gguf"))
+    folder = model.rpartition("/")[0]
+    for place in (folder, ""):
+        here = [name for name in found if name.rpartition("/")[0] == place]
+        fitting = [name for precision in PRECISIONS for name in here if _has_quant(name, precision)]
+        if here:
+            return ((fitting or here)[0],)
+    return ()
+
+
 def fetch(asked: HubReference, cache: str, api: HfApi) -> FetchedModel:
     """Return the model, after downloading the files that are not in the cache yet. Raises HubError."""
     repo = asked.repo
@@ -88,8 +104,10 @@ def fetch(asked: HubReference, cache: str, api: HfApi) -> FetchedModel:
         # Unlike the listing of a repository's tree, this fails at once when the hub is out of reach.
         told = api.model_info(repo, revision=asked.revision or None, timeout=LIST_TIMEOUT_S)
         commit = _commit(asked, told.sha)
-        files = choose(repo, [sibling.rfilename for sibling in told.siblings or []], asked.quant)
-        found = [download(api, repo, name, commit, folder) for name in files]
+        names = [sibling.rfilename for sibling in told.siblings or []]
+        files = choose(repo, names, asked.quant)
+        projector = choose_projector(names, files[0])
+        found = [download(api, repo, name, commit, folder) for name in (*files, *projector)]
     except Unusable as error:
         raise HubError(f"{repo}: {error}") from None
     except GatedRepoError:
@@ -112,7 +130,8 @@ def fetch(asked: HubReference, cache: str, api: HfApi) -> FetchedModel:
         ) from None
     except OSError as error:
         raise HubError(f"{repo}: download failed: {_one_line(error)}; check the network and the disk") from None
-    return FetchedModel(str(found[0][0]), commit, {path.name: digest for path, digest in found})
+    beside = str(found[-1][0]) if projector else ""
+    return FetchedModel(str(found[0][0]), commit, {path.name: digest for path, digest in found}, beside)
 
 
 def _commit(asked: HubReference, told: str | None) -> str:

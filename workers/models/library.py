@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from workers.models import catalog
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.files import Fetched, FileChanged, decode_model, first_part, parse_reference
-from workers.models.spec import TEMPLATE_NAMES, ModelSpec, is_template
+from workers.models.spec import NO_PROJECTOR, TEMPLATE_NAMES, ModelSpec, is_template
 from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.process import parent_death
 from workers.protocol.exits import Exit
@@ -87,11 +87,22 @@ class Library:
                 check_gguf(Path(adapter.path), f"{model.name}, adapter {adapter.name}")
             for vector in model.llama.control_vectors:
                 check_gguf(Path(vector.path), f"{model.name}, control vector")
-        return tuple(self._with_draft(replace(model, path=str(self.locate(model)), hf=None)) for model in served)
+        return tuple(self._with_companions(model) for model in served)
 
     def locate(self, model: ModelSpec) -> Path:
         """Return the path of one model's checked local file, or of its first part. Raises ModelUnusable."""
         return self._locate(model, model.name)
+
+    def _with_companions(self, model: ModelSpec) -> ModelSpec:
+        """Return the model with the checked local files of itself, its projector and its draft model. Raises
+        ModelUnusable."""
+        path, projector = self.locate(model), model.projector
+        if model.hf and not projector:
+            beside = self._fetched.projector_of(model.hf)
+            projector = "" if beside is None else str(beside)
+        if projector not in ("", NO_PROJECTOR):
+            check_gguf(Path(projector), f"{model.name}, projector")
+        return self._with_draft(replace(model, path=str(path), hf=None, projector=projector))
 
     def _with_draft(self, model: ModelSpec) -> ModelSpec:
         """Return the model with the checked local file of its draft model, if it has one. Raises ModelUnusable."""
@@ -201,8 +212,8 @@ def _some_work(found: Catalog, file: Path) -> Catalog:
 
 
 def _with_files_of(found: Catalog, folder: Path) -> Catalog:
-    """Return the catalog with the paths of models, draft models, adapters, control vectors and chat templates joined to
-    `folder`."""
+    """Return the catalog with the paths of models, projectors, draft models, adapters, control vectors and chat
+    templates joined to `folder`."""
 
     def located(path: str) -> str:
         return str(folder / Path(path).expanduser())
@@ -221,6 +232,7 @@ def _with_files_of(found: Catalog, folder: Path) -> Catalog:
             model,
             speculation=drafted(model.speculation),
             path=located(model.path) if model.path else None,
+            projector=model.projector if model.projector in ("", NO_PROJECTOR) else located(model.projector),
             chat_template=located(model.chat_template) if is_file(model.chat_template) else model.chat_template,
             adapters=tuple(replace(adapter, path=located(adapter.path)) for adapter in model.adapters),
             llama=replace(

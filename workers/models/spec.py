@@ -488,6 +488,10 @@ class ChatDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.thinking
 
 
+NO_PROJECTOR = "none"
+"""Value of `ModelSpec.projector` for a model that is to read text only."""
+
+
 class ModelSpec(ChatDefaults, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One model: where it comes from, how much of it to run, how to sample when the caller does not say."""
 
@@ -500,6 +504,25 @@ class ModelSpec(ChatDefaults, frozen=True, kw_only=True, forbid_unknown_fields=T
         ]
         | None
     ) = None
+    projector: Annotated[
+        str,
+        Meta(
+            max_length=4096,
+            description="GGUF file (mmproj), relative to the catalog file, with which the model sees or hears; empty: "
+            "the one beside a model of the hub, if there is one; none: pictures and sound are refused",
+        ),
+        as_setting(
+            "GGUF file (mmproj) with which the model sees or hears; empty: the one beside a model of the hub, if there "
+            "is one; none: pictures and sound are refused"
+        ),
+    ] = ""
+    projector_on_gpu: Annotated[bool, Meta(description="compute the projector on the GPU, if there is one")] = True
+    image_min_tokens: Annotated[
+        int, Meta(ge=0, le=65536, description="least KV cells of a picture, where these vary; 0: as the projector says")
+    ] = 0
+    image_max_tokens: Annotated[
+        int, Meta(ge=0, le=65536, description="most KV cells of a picture, where these vary; 0: as the projector says")
+    ] = 0
     workers: Annotated[int, Meta(ge=0, le=256, description="worker processes on this machine")] = 1
     slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS, description="conversations at once, per worker")] = 8
     ctx: Annotated[

@@ -1,5 +1,6 @@
 """Runs work that may hang, crash or take too much memory in a helper process. The helper answers each line (a question)
-with one line, is killed when it takes too long, and is started again when it is needed again.
+with one line, is killed when it takes too long, and is started again when it is needed again. Bytes may follow either
+line: they travel as they are, and reach memory that the asking thread has made for them.
 
 The helper is a Python module that reads standard input to its end, and writes one line when it is ready and one per
 question (`workers.process.limits` has the limits that it should set first). It gets none of the worker's secrets: its
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ END_S = 2.0
 """Seconds that a helper process has to end by itself after it has closed a pipe; then it is killed."""
 
 CHUNK_BYTES = 256 << 10
+
+Room = Callable[[bytes], memoryview]
+"""Returns the memory for the bytes that follow an answer's line, given this line: as many of them as will come."""
 
 Process = subprocess.Popen[bytes]
 
@@ -146,14 +150,17 @@ class HelperProcess:
         with self._lock:
             self._opening = opening
 
-    def ask(self, question: bytes, timeout_s: float) -> bytes:
+    def ask(self, question: bytes, timeout_s: float, *, attached: bytes = b"", room: Room | None = None) -> bytes:
         """Send one line and return the answer, both without line ends. Starts a process if none runs.
+
+        `attached`: bytes that follow the line. `room`: called once with the answer; what it returns is filled with the
+        bytes that follow that. If it raises, the process is ended, and the error is the caller's.
 
         Blocks while other callers' questions are answered and during a start. Raises NotStarted, TookTooLong,
         ProcessEnded."""
         with self._lock:
             process = self._running()
-            return self._answer(process, question + b"\n", timeout_s)
+            return self._answer(process, (question + b"\n", attached), timeout_s, room)
 
     def close(self) -> None:
         """Kill the process; a later `ask` starts another one."""
@@ -166,7 +173,7 @@ class HelperProcess:
             self._process = process = self._new()
             opening = b"".join(line + b"\n" for line in self._opening)
             try:
-                self._greeting = self._answer(process, opening, self._start_s)
+                self._greeting = self._answer(process, (opening,), self._start_s)
             except TookTooLong:
                 raise NotStarted(f"not ready within {self._start_s:g} s") from None
             except ProcessEnded as ended:
@@ -181,10 +188,16 @@ class HelperProcess:
             os.set_blocking(pipe.fileno(), False)
         return process
 
-    def _answer(self, process: subprocess.Popen[bytes], question: bytes, timeout_s: float) -> bytes:
+    def _answer(
+        self,
+        process: subprocess.Popen[bytes],
+        question: Sequence[bytes],
+        timeout_s: float,
+        room: Room | None = None,
+    ) -> bytes:
         before_s = processor_s(process.pid)
         try:
-            return _exchanged(process, question, time.monotonic() + timeout_s)
+            return _exchanged(process, question, _Answer(room), time.monotonic() + timeout_s)
         except TookTooLong:
             starved = is_starved(process.pid, before_s, timeout_s)
             self._end()
@@ -211,30 +224,70 @@ class HelperProcess:
                 pipe.close()
 
 
-def _exchanged(process: subprocess.Popen[bytes], question: bytes, deadline: float) -> bytes:
-    """Send the question and return the next line. Raises TookTooLong, and EOFError if the process closes a pipe."""
+class _Answer:
+    """An answer while it comes: a line, then the bytes that there is room for."""
+
+    def __init__(self, room: Room | None) -> None:
+        self._room = room
+        self._parts: list[bytes] = []
+        self._left = memoryview(b"")
+        """Memory that is still to be filled."""
+        self.line: bytes | None = None
+        """The line without its end; None until it is whole."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.line is not None and not self._left
+
+    def read(self, reader: int) -> None:
+        """Read what is there, CHUNK_BYTES at most. Raises EOFError if it has ended, and what `room` raises."""
+        if self.line is not None:
+            num_bytes = os.readv(reader, [self._left[:CHUNK_BYTES]])
+            if not num_bytes:
+                raise EOFError
+            self._left = self._left[num_bytes:]
+            return
+        part = os.read(reader, CHUNK_BYTES)
+        if not part:
+            raise EOFError
+        end = part.find(b"\n")
+        if end < 0:
+            self._parts.append(part)
+            return
+        self.line = b"".join([*self._parts, part[:end]])
+        if self._room is not None:
+            self._left = self._room(self.line)
+            if first := part[end + 1 :][: len(self._left)]:
+                self._left[: len(first)] = first
+                self._left = self._left[len(first) :]
+
+
+def _exchanged(process: subprocess.Popen[bytes], question: Sequence[bytes], answer: _Answer, deadline: float) -> bytes:
+    """Send the question, read the answer and return its line. Raises TookTooLong, EOFError if the process closes a
+    pipe, and what the answer's `room` raises."""
     assert process.stdin is not None  # noqa: S101 - for the type checker
     assert process.stdout is not None  # noqa: S101
     writer, reader = process.stdin.fileno(), process.stdout.fileno()
-    waiting = memoryview(question)
-    parts: list[bytes] = []
+    waiting = [memoryview(part) for part in question if part]
     events = select.poll()  # unlike `select`, it takes descriptors above 1023
     events.register(reader, select.POLLIN)
-    events.register(writer, select.POLLOUT)
-    while not parts or not parts[-1].endswith(b"\n"):
+    if waiting:
+        events.register(writer, select.POLLOUT)
+    while not answer.is_whole:
         left = deadline - time.monotonic()
         ready = dict(events.poll(left * 1e3)) if left > 0 else {}
         if not ready:
             raise TookTooLong
         try:
             if writer in ready:
-                waiting = waiting[os.write(writer, waiting[:CHUNK_BYTES]) :]
+                waiting[0] = waiting[0][os.write(writer, waiting[0][:CHUNK_BYTES]) :]
+                if not waiting[0]:
+                    del waiting[0]
                 if not waiting:
                     events.unregister(writer)
             if reader in ready:
-                parts.append(os.read(reader, CHUNK_BYTES))
+                answer.read(reader)
         except BrokenPipeError:
             raise EOFError from None
-        if parts and not parts[-1]:
-            raise EOFError
-    return b"".join(parts)[:-1]
+    assert answer.line is not None  # noqa: S101 - for the type checker
+    return answer.line

@@ -126,9 +126,34 @@ def _with_media(text: str, places: Sequence[int], media: Iterator[Medium]) -> st
     parts: list[str] = []
     start = 0
     for place, one in zip(places, media, strict=False):
-        parts += text[start:place], f"\0{one.kind} {one.sha256.hex()}\0".ljust(MEDIUM_BYTES, ".")
+        parts += text[start:place], _name_of(one).ljust(MEDIUM_BYTES, ".")
         start = place
     return "".join((*parts, text[start:]))
+
+
+def media_ends(request: GenerateRequest) -> tuple[int, ...]:
+    """Return for each medium of a request the number of bytes, as `Prefix.ends` counts them, after which its name has
+    been hashed: a head that reaches so far holds for requests with the same medium only."""
+    if not request.media:
+        return ()
+    ends: list[int] = []
+    before, left = 0, list(reversed(request.media))
+    for text in _texts(request):
+        start = 0
+        while left:
+            name = _name_of(left[-1]).encode()
+            found = text.find(name, start)
+            if found < 0:
+                break
+            start = found + len(name)
+            ends.append(before + start)
+            left.pop()
+        before += len(text)
+    return (*ends, *(before for _ in left))
+
+
+def _name_of(medium: Medium) -> str:
+    return f"\0{medium.kind} {medium.sha256.hex()}\0"
 
 
 def _prompt(prompt: Prompt) -> Iterator[bytes]:

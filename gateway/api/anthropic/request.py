@@ -22,7 +22,10 @@ from gateway.api.anthropic.body import (
     ToolBody,
 )
 from gateway.api.intake.body import read_object
+from gateway.api.media.attachments import DATA_URL, Attachments
+from gateway.api.media.kinds import bare_type
 from gateway.api.parameters.base import quote
+from gateway.api.parameters.media_parts import ContentWriter, Gallery, read_link
 from gateway.api.parameters.options import add_hints, read_lora, read_stop
 from gateway.api.parameters.response_format import drop_beside_tools, schema_constraint, schema_json
 from gateway.api.parameters.sampling import read_sampling
@@ -30,7 +33,16 @@ from gateway.api.parameters.thinking import enabled_by_kwargs, is_on, read_kwarg
 from gateway.api.parameters.unsupported import read_body
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
-from workers.protocol.requests import UNBOUNDED, Constraint, GenerateRequest, Message, Thinking, Tool, ToolCall
+from workers.protocol.requests import (
+    UNBOUNDED,
+    Constraint,
+    GenerateRequest,
+    Medium,
+    Message,
+    Thinking,
+    Tool,
+    ToolCall,
+)
 
 THOUGHTS = ("thinking", "redacted_thinking")
 
@@ -42,9 +54,12 @@ NO_STAMP = r"\g<1>fffff;"
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
-def read_conversation(system: Content | None, messages: Sequence[MessageBody]) -> tuple[Message, ...]:
-    """Return the canonical messages. Raises InvalidRequest, NotSupported."""
+def read_conversation(
+    system: Content | None, messages: Sequence[MessageBody], attachments: Attachments
+) -> tuple[tuple[Message, ...], tuple[Medium, ...]]:
+    """Return the canonical messages and their media. Raises InvalidRequest, NotSupported."""
     read: list[Message] = []
+    reader = _Reader(Gallery(), attachments)
     if system is not None:
         text = _system(system, "system")
         if text:
@@ -52,53 +67,81 @@ def read_conversation(system: Content | None, messages: Sequence[MessageBody]) -
     for n, message in enumerate(messages):
         path = f"messages.{n}"
         if message.role == "user":
-            read += _user(message.content, f"{path}.content")
+            read += reader.user(message.content, f"{path}.content")
         elif message.role == "system":
             read.append(Message("system", _system(message.content, f"{path}.content")))
         else:
             read.append(_assistant(message.content, f"{path}.content"))
     if not messages:  # llama-server does the same: it answers the instructions alone
         read.append(Message("user", ""))
-    return tuple(read)
+    return tuple(read), reader.gallery.media
 
 
-def _user(content: Content, path: str) -> Iterator[Message]:
-    """Yield a user's messages: one per tool result, and one for all texts between two results, joined as lines."""
-    if isinstance(content, str):
-        yield Message("user", content)
-        return
-    texts: list[str] = []
-    for n, block in enumerate(content):
-        if block.type == "tool_result":
-            if texts:
-                yield Message("user", "\n".join(texts))
-                texts = []
-            yield _result(block, f"{path}.{n}")
-        else:
-            texts.append(_text_of(block, f"{path}.{n}"))
-    if texts or not content:
-        yield Message("user", "\n".join(texts))
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the contents that may have media."""
 
+    gallery: Gallery
+    attachments: Attachments
 
-def _result(block: Block, path: str) -> Message:
-    if block.tool_use_id is None:
-        raise _missing(f"{path}.tool_use_id", "the id of the tool use that this is the result of")
-    content = block.content
-    if content is None:
-        text = ""
-    elif isinstance(content, str):
-        text = content
-    elif isinstance(content, list):
-        text = "".join(
-            _text_of(_inner(part, f"{path}.content.{n}"), f"{path}.content.{n}") for n, part in _each(content)
-        )
-    else:
-        raise InvalidRequest(f"`{path}.content` is {quote(content)}. Send a string or blocks.", param=f"{path}.content")
-    return Message("tool", f"Error: {text}" if block.is_error else text, tool_call_id=block.tool_use_id)
+    def user(self, content: Content, path: str) -> Iterator[Message]:
+        """Yield a user's messages: one per tool result, and one for all blocks between two results, texts joined as
+        lines."""
+        if isinstance(content, str):
+            yield Message("user", content)
+            return
+        writer: ContentWriter | None = None
+        for n, block in enumerate(content):
+            if block.type == "tool_result":
+                if writer is not None:
+                    yield Message("user", writer.content, media=writer.places)
+                    writer = None
+                yield self._result(block, f"{path}.{n}")
+            else:
+                writer = writer or ContentWriter(self.gallery)
+                writer.add(self._part(block, f"{path}.{n}"))
+        if writer is not None or not content:
+            writer = writer or ContentWriter(self.gallery)
+            yield Message("user", writer.content, media=writer.places)
 
+    def _result(self, block: Block, path: str) -> Message:
+        if block.tool_use_id is None:
+            raise _missing(f"{path}.tool_use_id", "the id of the tool use that this is the result of")
+        content = block.content
+        writer = ContentWriter(self.gallery, joint="")
+        if block.is_error:
+            writer.add("Error: ")
+        if isinstance(content, str):
+            writer.add(content)
+        elif isinstance(content, list):
+            for n, part in enumerate(content):
+                name = f"{path}.content.{n}"
+                writer.add(self._part(_inner(part, name), name))
+        elif content is not None:
+            message = f"`{path}.content` is {quote(content)}. Send a string or blocks."
+            raise InvalidRequest(message, param=f"{path}.content")
+        return Message("tool", writer.content, tool_call_id=block.tool_use_id, media=writer.places)
 
-def _each(content: list[Any]) -> Iterator[tuple[int, Any]]:
-    return iter(enumerate(content))
+    def _part(self, block: Block, path: str) -> str | Medium:
+        """Return the text or the medium of a block. Raises InvalidRequest, NotSupported."""
+        if block.type not in ("image", "document") or not isinstance(block.source, dict):
+            return _text_of(block, path)
+        source, name = block.source, f"{path}.source"
+        kind, data, url = source.get("type"), source.get("data"), source.get("url")
+        if kind == "base64" and isinstance(data, str):
+            content_type = source.get("media_type")
+            bare = bare_type(content_type) if isinstance(content_type, str) else ""
+            if block.type == "document":
+                return self.attachments.document(data, bare, f"{name}.data", path)
+            return self.attachments.medium(data, f"{name}.data", "picture", path)
+        if kind == "url" and isinstance(url, str):
+            if block.type == "document" and not url.startswith(DATA_URL):
+                return read_link(url, f"{name}.url", path)
+            return self.attachments.medium(url, f"{name}.url", "picture", path)
+        if block.type == "document" and kind == "text" and isinstance(data, str):
+            return data
+        message = f"`{name}` is no source that Paddock reads. Send one of type `base64` or `url`."
+        raise NotSupported(message, param=name)
 
 
 def _inner(part: Any, path: str) -> Block:
@@ -153,7 +196,9 @@ def _text_of(block: Block, path: str) -> str:
     if block.type == "document" and source.get("type") == "text" and isinstance(source.get("data"), str):
         return str(source["data"])
     if block.type in ("image", "document"):
-        message = f"`{path}` is of type `{block.type}`; the models here read text only. Send text blocks."
+        message = (
+            f"`{path}` is of type `{block.type}`, without a source or where only texts are read. Send text blocks."
+        )
         raise NotSupported(message, param=path)
     message = f"`{path}` is of type {quote(block.type)}, which does not belong here. Send text blocks."
     raise InvalidRequest(message, param=path)
@@ -172,13 +217,16 @@ class MessagesRequest:
     stream: bool
 
 
-def read_messages_request(raw: bytes, ignored: Ignored | None = None) -> MessagesRequest:
-    """Return the parsed body of POST /v1/messages; parameters without effect are noted in `ignored`.
+def read_messages_request(
+    raw: bytes, ignored: Ignored | None = None, attachments: Attachments | None = None
+) -> MessagesRequest:
+    """Return the parsed body of POST /v1/messages; parameters without effect are noted in `ignored`. `attachments`: the
+    files that were cut out of the body.
 
     Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
     ignored = ignored or Ignored()
     body = read_body(MessagesBody, read_object(raw), (IGNORED, REFUSED), ignored)
-    prompt = _prompt(body)
+    prompt = _prompt(body, attachments or Attachments())
     request = GenerateRequest(
         **prompt,
         constraint=drop_beside_tools(_form(body), prompt["forced_tools"], ignored),
@@ -190,7 +238,7 @@ def read_messages_request(raw: bytes, ignored: Ignored | None = None) -> Message
     return MessagesRequest(body.model, (add_hints(request, body),), body.stream)
 
 
-def read_prompt(raw: bytes, ignored: Ignored) -> tuple[str, GenerateRequest]:
+def read_prompt(raw: bytes, ignored: Ignored, attachments: Attachments | None = None) -> tuple[str, GenerateRequest]:
     """Read a body of which only the prompt matters, to count its tokens. Return the model's name and the request.
     Other parameters that POST /v1/messages knows are skipped; unknown parameters are noted in `ignored`.
 
@@ -198,14 +246,16 @@ def read_prompt(raw: bytes, ignored: Ignored) -> tuple[str, GenerateRequest]:
     beside = (MessagesBody.model_fields.keys() | IGNORED.keys() | REFUSED.keys()) - PromptBody.model_fields.keys()
     document = {name: value for name, value in read_object(raw).items() if name not in beside}
     body = read_body(PromptBody, document, ({}, {}), ignored)
-    return body.model, GenerateRequest(**_prompt(body))
+    return body.model, GenerateRequest(**_prompt(body, attachments or Attachments()))
 
 
-def _prompt(body: PromptBody) -> dict[str, Any]:
+def _prompt(body: PromptBody, attachments: Attachments) -> dict[str, Any]:
+    messages, media = read_conversation(body.system, body.messages, attachments)
     choice = body.tool_choice
     tools = tuple(_tool(tool, f"tools.{n}") for n, tool in enumerate(body.tools or ()))
     return {
-        "messages": read_conversation(body.system, body.messages),
+        "messages": messages,
+        "media": media,
         "tools": () if choice is not None and choice.type == "none" else tools,
         "forced_tools": _forced_names(body, tools),
         "parallel_tool_calls": not (choice is not None and choice.disable_parallel_tool_use),

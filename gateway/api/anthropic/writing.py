@@ -17,6 +17,7 @@ from gateway.api.anthropic.error_shape import error_body
 from gateway.api.anthropic.request import MessagesRequest, read_messages_request
 from gateway.api.http.answers import in_parts
 from gateway.api.http.diagnostics import ignored_of
+from gateway.api.intake.intake import attachments_of
 from gateway.call import Call
 from gateway.errors import PaddockError
 from gateway.telemetry.request_log import RequestLog
@@ -242,7 +243,7 @@ class MessagesDialect:
     """Reads and writes `POST /v1/messages`."""
 
     def read(self, raw: bytes, scope: Scope) -> MessagesRequest:
-        return read_messages_request(raw, ignored_of(scope))
+        return read_messages_request(raw, ignored_of(scope), attachments_of(scope))
 
     def stream_writer(self, asked: MessagesRequest, call: Call, request_log: RequestLog) -> StreamWriter:
         return StreamWriter(call, request_log)

@@ -28,10 +28,12 @@ from workers.protocol.framing import read_float
 BODY_TIMEOUT_S = 60.0
 """Maximum seconds from the headers to the body's last byte: an endless body would hold its memory for ever."""
 
+BODY_REMEDY = "Send less, or, where it takes prompts, have the operator raise PADDOCK_MAX_BODY_BYTES."
+
 MAX_FIELDS = 1000
 """Maximum fields of the body's outermost object."""
 
-OnPart = Callable[[bytes, int], Awaitable[None]]
+OnPart = Callable[[bytes, int], Awaitable[bytes]]
 
 MAX_TOKEN = 2**31 - 1
 LONG_BYTES = 64 << 10
@@ -54,8 +56,9 @@ def declared_bytes(scope: Scope) -> int:
     return int(declared) if declared.isdigit() else 0
 
 
-async def _ignore_part(part: bytes, num_bytes: int) -> None:
-    """Ignore a part of a body."""
+async def _keep_part(part: bytes, num_bytes: int) -> bytes:
+    """Return a part of a body as it is."""
+    return part
 
 
 async def read_body(
@@ -63,16 +66,18 @@ async def read_body(
     receive: Receive,
     limit: int,
     timeout_s: float = BODY_TIMEOUT_S,
-    on_part: OnPart = _ignore_part,
+    on_part: OnPart = _keep_part,
+    remedy: str = BODY_REMEDY,
 ) -> bytes:
-    """Return the whole body. `on_part` is awaited with each part and the number of bytes so far; it may raise.
+    """Return the whole body. `on_part` is awaited with each part and the number of bytes so far, and returns what is to
+    be kept of the part; it may raise. `remedy`: what to do about a body that is too large.
 
     Raises BodyTooLarge (before reading, if the Content-Length says so; else while reading), BodyTooSlow, ClientGone."""
     if (declared := declared_bytes(scope)) > limit:
-        raise _too_large(f"{declared} bytes", limit)
+        raise too_large(f"{declared} bytes", limit, remedy)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _read_whole(receive, limit, on_part)
+            return await _read_whole(receive, limit, on_part, remedy)
     except TimeoutError:
         raise BodyTooSlow(
             f"The request body was not complete within {timeout_s:g} s. Send the request again, smaller or over a "
@@ -80,7 +85,7 @@ async def read_body(
         ) from None
 
 
-async def _read_whole(receive: Receive, limit: int, on_part: OnPart) -> bytes:
+async def _read_whole(receive: Receive, limit: int, on_part: OnPart, remedy: str) -> bytes:
     whole = BytesIO()  # filled as it comes: joining the parts of a large body at its end takes long, and memory for two
     num_bytes = 0
     while True:
@@ -90,10 +95,10 @@ async def _read_whole(receive: Receive, limit: int, on_part: OnPart) -> bytes:
         part: bytes = message.get("body", b"")
         num_bytes += len(part)
         if num_bytes > limit:
-            raise _too_large(f"more than {limit} bytes", limit)
-        await on_part(part, num_bytes)
+            raise too_large(f"more than {limit} bytes", limit, remedy)
+        part = await on_part(part, num_bytes)
         is_last = not message.get("more_body", False)
-        if is_last and len(part) == num_bytes:
+        if is_last and not whole.tell():
             return part
         whole.write(part)
         if is_last:
@@ -160,11 +165,8 @@ def packed(items: Sequence[Any]) -> array[int] | None:
     return array("i", items)
 
 
-def _too_large(size: str, limit: int) -> BodyTooLarge:
-    return BodyTooLarge(
-        f"The request body has {size}; the limit of this route is {limit}. Send less, or, where it takes prompts, have "
-        "the operator raise PADDOCK_MAX_BODY_BYTES."
-    )
+def too_large(size: str, limit: int, remedy: str = BODY_REMEDY) -> BodyTooLarge:
+    return BodyTooLarge(f"The request body has {size}; the limit of this route is {limit}. {remedy}")
 
 
 def _not_utf8(body: bytes) -> str:

@@ -76,12 +76,13 @@ class DecodingThread:
             # The job refers to its error, and that to this frame: kept here, they would leave a body to the GC.
             del job, work
 
-    async def slice(self, team: str, work: Callable[[], None]) -> None:
-        """Run a slice of work, a millisecond or so, on the event loop itself. Raises what `work` raises."""
+    async def slice(self, team: str, work: Callable[[], ResultT]) -> ResultT:
+        """Run a slice of work, a millisecond or so, on the event loop itself. Return its result; raises what it
+        raises."""
         await self._slices.take(team)
         began = monotonic()
         try:
-            work()
+            return work()
         finally:
             self._slices.give_back(team, monotonic() - began)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from starlette.types import Receive, Scope
 
 from gateway.api.intake.body import (
+    BODY_REMEDY,
     SLICE_BYTES,
     UNCHECKED_BYTES,
     UNCHECKED_FACTOR,
@@ -23,12 +25,16 @@ from gateway.api.intake.body import (
     declared_bytes,
     read_body,
     slices,
+    too_large,
     unchecked_held_bytes,
 )
 from gateway.api.intake.decoding import INLINE_BYTES, INLINE_NUMBERS, INLINE_STRINGS, DecodingThread
 from gateway.api.intake.memory_budget import MemoryBudget, Reservation
+from gateway.api.media.attachments import DEFAULT_MAX_BYTES, Attachments
+from gateway.api.media.sieve import MediaSieve
 from gateway.call import Principal
 from gateway.dispatch.team_turns import TeamTurns
+from gateway.errors import PaddockError
 
 RESERVATION = "paddock.reservation"
 """Key of the ASGI scope for the request's `Reservation` in the memory budget."""
@@ -39,18 +45,40 @@ SMALL_BODY_BYTES = 256 << 10
 LOADS_AT_ONCE = 2
 """Maximum number of long values that requests read from Redis at the same time, one per team at most; others wait."""
 
+ATTACHMENTS = "paddock.attachments"
+"""Key of the ASGI scope for the request's `Attachments`, for readers that are handed the scope."""
+
+MEDIA_REMEDY = "Send fewer or smaller pictures and sounds, or have the operator raise PADDOCK_MAX_MEDIA_BODY_MIB."
+TEXT_REMEDY = "Send less text, or have the operator raise PADDOCK_MAX_BODY_BYTES; pictures and sounds do not count."
+
 ReadT = TypeVar("ReadT")
 PartT = TypeVar("PartT")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaBounds:
+    """The limits of bodies with pictures and sounds, in bytes."""
+
+    body: int = 32 << 20
+    """A whole body, on routes that take media; its text alone has the limit of other bodies."""
+    medium: int = DEFAULT_MAX_BYTES
+    """One picture or sound."""
 
 
 class Intake:
     """Takes in every body of this gateway process."""
 
     def __init__(
-        self, max_body_bytes: int, budget: MemoryBudget, decoding: DecodingThread, longest_context: Callable[[], int]
+        self,
+        max_body_bytes: int,
+        budget: MemoryBudget,
+        decoding: DecodingThread,
+        longest_context: Callable[[], int],
+        media: MediaBounds = MediaBounds(),
     ) -> None:
         """`longest_context` returns the longest context of all models that are served now, in tokens; 0: not known."""
         self.max_body_bytes = max_body_bytes
+        self.media = media
         self._budget = budget
         self._decoding = decoding
         self._longest_context = longest_context
@@ -58,13 +86,21 @@ class Intake:
 
     @asynccontextmanager
     async def open_body(
-        self, principal: Principal, scope: Scope, receive: Receive, most: int | None = None
+        self,
+        principal: Principal,
+        scope: Scope,
+        receive: Receive,
+        most: int | None = None,
+        *,
+        takes_media: bool = False,
     ) -> AsyncIterator[Body]:
         """Read a request's body of at most `most` bytes (None: `max_body_bytes`), and check it while it comes.
+        `takes_media`: files are cut out of it (`MediaSieve`), and do not count for `most`.
 
         Raises BodyTooLarge, BodyTooSlow, InvalidRequest, ContextOverflow, TakesTooMuch, HeldTooMuch, MemoryFull and
         ClientGone."""
         most = self.max_body_bytes if most is None else min(most, self.max_body_bytes)
+        limit, remedy = (max(most, self.media.body), MEDIA_REMEDY) if takes_media else (most, BODY_REMEDY)
         reservation = self._budget.reserve(principal)
         scope[RESERVATION] = reservation
         try:
@@ -72,11 +108,13 @@ class Intake:
             declared = declared_bytes(scope)
             if declared <= UNCHECKED_BYTES:
                 reservation.resize(UNCHECKED_FACTOR * declared)
-            elif declared <= most:
+            elif declared <= limit:
                 reservation.resize(declared)
-            incoming = _IncomingCheck(self, reservation)
-            raw = await read_body(scope, receive, most, on_part=incoming.add)
-            body = Body(raw, reservation, self, incoming.shape())
+            incoming = _IncomingCheck(self, reservation, most, MediaSieve() if takes_media else None)
+            raw = await read_body(scope, receive, limit, on_part=incoming.add, remedy=remedy)
+            raw = incoming.finish(raw)
+            body = Body(raw, reservation, self, incoming.shape(), incoming.attachments())
+            scope[ATTACHMENTS] = body.attachments
             del raw, incoming
             yield body
         finally:
@@ -104,21 +142,39 @@ class Intake:
             self._decoding.tidy()
 
     async def decode(
-        self, raw: bytes, shape: Shape | None, reservation: Reservation, read: Callable[[bytes], ReadT]
+        self,
+        raw: bytes,
+        shape: Shape | None,
+        reservation: Reservation,
+        read: Callable[[bytes], ReadT],
+        attachments: Attachments,
     ) -> ReadT:
         """Return what `read` makes of a body. `shape`: how much the body holds; None: it is too short to matter."""
-        if len(raw) <= INLINE_BYTES and _is_quick(shape):
-            asked = read(raw)
+        is_quick = len(raw) <= INLINE_BYTES and _is_quick(shape)
+        held_bytes = unchecked_held_bytes(raw) if shape is None else shape.held_bytes
+        try:
+            asked = read(raw) if is_quick else await self._decoding.run(reservation.team, partial(read, raw))
+            if attachments.num_chars_left and len(raw) + attachments.num_chars_left > self.max_body_bytes:
+                size = f"{len(raw) + attachments.num_chars_left} bytes of text"
+                raise too_large(size, self.max_body_bytes, TEXT_REMEDY)
+        except PaddockError:
+            # What is no picture or sound may have been missed where a text belongs.
+            if not attachments.num_chars_left or len(raw) + attachments.num_chars_left > self.max_body_bytes:
+                raise
         else:
-            asked = await self._decoding.run(reservation.team, partial(read, raw))
-        reservation.resize(unchecked_held_bytes(raw) if shape is None else shape.held_bytes)
-        return asked
+            if not attachments.num_chars_left:
+                reservation.resize(held_bytes + attachments.num_bytes)
+                return asked
+            del asked
+        held_bytes += attachments.num_chars_left
+        reservation.grow(held_bytes + attachments.num_bytes)
+        return await self._decoding.run(reservation.team, lambda: read(attachments.restored(raw)))
 
     async def check(self, raw: bytes, reservation: Reservation) -> Shape | None:
-        """Check a body that came whole, as `check_slice` does. Return how much it holds; None: too short to matter."""
+        """Check a body that came whole. Return how much it holds; None: it is too short to matter."""
         if len(raw) <= UNCHECKED_BYTES:  # nearly all are
             return None
-        incoming = _IncomingCheck(self, reservation)
+        incoming = _IncomingCheck(self, reservation, len(raw))
         await incoming.add(raw, len(raw))
         return incoming.shape()
 
@@ -126,9 +182,9 @@ class Intake:
         """Return a check for a long body; short bodies need none. Making one goes through all workers, perhaps 1000."""
         return ShapeCheck(self._longest_context())
 
-    async def check_slice(self, team: str, check: ShapeCheck, piece: bytes) -> None:
-        """Check the next slice of a large body, in its team's turn. Raises InvalidRequest, ContextOverflow."""
-        await self._decoding.slice(team, partial(check.add, piece))
+    async def run_slice(self, team: str, work: Callable[[], ReadT]) -> ReadT:
+        """Run `work` on a slice of a large body, in its team's turn, and return its result. Raises what it raises."""
+        return await self._decoding.slice(team, work)
 
     async def run_aside(self, team: str, work: Callable[[], ReadT]) -> ReadT:
         """Run `work` on a thread, in its team's turn, and return its result."""
@@ -150,12 +206,21 @@ class Intake:
 class Body:
     """A body that has been read, and the memory that its request holds."""
 
-    __slots__ = ("_intake", "_reservation", "_shape", "raw")
+    __slots__ = ("_intake", "_reservation", "_shape", "attachments", "raw")
 
-    def __init__(self, raw: bytes, reservation: Reservation, intake: Intake, shape: Shape | None = None) -> None:
+    def __init__(
+        self,
+        raw: bytes,
+        reservation: Reservation,
+        intake: Intake,
+        shape: Shape | None = None,
+        attachments: Attachments | None = None,
+    ) -> None:
         """`shape`: how much the body holds; None: it was not checked while it came in."""
         self.raw = raw
-        """The bytes; empty once they are decoded."""
+        """The bytes, without the files that were cut out; empty once they are decoded."""
+        self.attachments = attachments or Attachments(max_bytes=intake.media.medium)
+        """The files that were cut out of the body."""
         self._reservation = reservation
         self._intake = intake
         self._shape = shape
@@ -199,7 +264,7 @@ class Body:
         raw, self.raw = self.raw, b""
         if self._shape is None:
             self._shape = await self._intake.check(raw, self._reservation)
-        return await self._intake.decode(raw, self._shape, self._reservation, read)
+        return await self._intake.decode(raw, self._shape, self._reservation, read, self.attachments)
 
 
 def _is_quick(shape: Shape | None) -> bool:
@@ -217,6 +282,11 @@ def keep_held(scope: Scope, work: Callable[[PartT], Awaitable[None]]) -> Callabl
     return counted
 
 
+def attachments_of(scope: Scope) -> Attachments:
+    """Return the files that were cut out of the request's body."""
+    return scope.get(ATTACHMENTS) or Attachments()
+
+
 def hold_function(scope: Scope) -> Callable[[int], None]:
     """Return a function that counts more bytes for the request, or fewer; it raises what `Body.hold` raises."""
     reservation: Reservation = scope[RESERVATION]
@@ -226,30 +296,67 @@ def hold_function(scope: Scope) -> Callable[[int], None]:
 class _IncomingCheck:
     """Checks a body while it comes in, and refuses it with the first slice that exceeds a limit."""
 
-    __slots__ = ("_check", "_intake", "_reservation", "_unchecked")
+    __slots__ = ("_check", "_intake", "_most", "_num_kept", "_reservation", "_sieve", "_unchecked")
 
-    def __init__(self, intake: Intake, reservation: Reservation) -> None:
+    def __init__(self, intake: Intake, reservation: Reservation, most: int, sieve: MediaSieve | None = None) -> None:
+        """`most`: maximum bytes of the body's text. `sieve`: cuts the files out of it; None: files count as text."""
         self._intake = intake
         self._reservation = reservation
+        self._most = most
+        self._sieve = sieve
+        self._num_kept = 0
         self._check: ShapeCheck | None = None
         self._unchecked: list[bytes] = []
         """Parts that came while the body was too short to be checked."""
 
-    async def add(self, part: bytes, num_bytes: int) -> None:
-        """Check the next part. `num_bytes`: bytes of the body so far, this part included."""
-        self._reservation.grow(num_bytes)
+    async def add(self, part: bytes, num_bytes: int) -> bytes:
+        """Check the next part, and return what is kept of it and of those before. `num_bytes`: bytes of the body so
+        far, this part included."""
         if num_bytes <= UNCHECKED_BYTES:
+            self._reservation.grow(num_bytes)
             self._unchecked.append(part)
-            return
+            return b""
         if self._check is None:
             self._check = self._intake.begin_check()
             part, self._unchecked = b"".join((*self._unchecked, part)), []
         if num_bytes <= SLICE_BYTES:
-            self._check.add(part)
-            return
-        for piece in slices(part):
-            await self._intake.check_slice(self._reservation.team, self._check, piece)
+            return self._add(self._check, part)
+        team, add = self._reservation.team, partial(self._add, self._check)
+        kept = [await self._intake.run_slice(team, partial(add, piece)) for piece in slices(part)]
+        return part if self._sieve is None else b"".join(kept)
+
+    def finish(self, raw: bytes) -> bytes:
+        """Return the whole text. `raw`: what was kept of all parts."""
+        if self._check is None:
+            return self._unchecked[0] if len(self._unchecked) == 1 else b"".join(self._unchecked)
+        if self._sieve is None:
+            return raw
+        rest = self._sieve.finish()
+        if not rest:
+            return raw
+        self._check_text(self._check, rest)
+        return raw + rest
+
+    def _add(self, check: ShapeCheck, piece: bytes) -> bytes:
+        """Check a slice, and return what is kept of it."""
+        if self._sieve is not None:
+            piece = self._sieve.feed(piece)
+        self._check_text(check, piece)
+        return piece
+
+    def _check_text(self, check: ShapeCheck, piece: bytes) -> None:
+        self._num_kept += len(piece)
+        num_files = 0 if self._sieve is None else self._sieve.num_bytes
+        self._reservation.grow(self._num_kept + num_files)
+        if self._num_kept > self._most:
+            raise too_large(f"more than {self._most} bytes of text", self._most, TEXT_REMEDY)
+        check.add(piece)
 
     def shape(self) -> Shape | None:
-        """Return how much the whole body holds; None: it is too short to matter."""
+        """Return how much the whole body's text holds; None: it is too short to matter."""
         return None if self._check is None else self._check.shape()
+
+    def attachments(self) -> Attachments:
+        """Return the files that were cut out."""
+        cuts = {} if self._sieve is None else self._sieve.cuts
+        return Attachments(cuts, self._intake.media.medium)

@@ -31,10 +31,10 @@ def native_handlers(
     info = LiveFleetInfo(queries, call_adapters)
     models = ModelRoutes(reader, queries, desired_models, enabled)
     slots = SlotRoutes(reader, queries, call_adapters)
-    texts = TextRoutes(reader, queries, chat)
+    texts = TextRoutes(reader, queries, chat, calls.media)
     adapters = AdapterRoutes(reader, fleet, queries, desired_adapters, AdapterRegistrar(queries, desired_adapters))
     return {
-        "native_completion": calls.generate(CompletionDialect(info)),
+        "native_completion": calls.generate(CompletionDialect(info), takes_media=True),
         "infill": calls.generate(CompletionDialect(info, infill=True), job="infill", supersedes=True),
         "tokenize": texts.tokenize,
         "detokenize": texts.detokenize,

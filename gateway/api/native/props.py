@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
+from gateway.api.native.request import MARKER
 from gateway.api.native.request_reader import RequestReader
 from gateway.api.shapes import default_settings
 from gateway.call import Principal
@@ -98,6 +99,7 @@ def props_object(found: Props, name: str, num_slots: int, enabled: EnabledRoutes
         "model_alias": name,
         "model_ftype": found.ftype,
         "model_path": found.model_file,
+        "media_marker": MARKER,
         "modalities": {kind: word in found.input_modalities for kind, word in MODALITIES.items()},
         "endpoint_slots": enabled.slots,
         "endpoint_props": False,

@@ -14,8 +14,11 @@ from starlette.types import Scope
 
 from gateway.api.http.diagnostics import ignored_of
 from gateway.api.intake.body import read_object
+from gateway.api.intake.intake import attachments_of
+from gateway.api.media.attachments import MAX_MEDIA, Attachments
 from gateway.api.native.body import IGNORED, REFUSED, CompletionBody, GenerationBody, InfillBody, Trigger
 from gateway.api.parameters.base import quote
+from gateway.api.parameters.media_parts import ContentWriter, Gallery
 from gateway.api.parameters.options import (
     add_hints,
     read_lora,
@@ -31,36 +34,70 @@ from gateway.api.parameters.unsupported import read_body
 from gateway.api.request_headers import named_model
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
-from workers.protocol.requests import Constraint, GenerateRequest, Infill, InfillFile, Notice, Prompt
+from workers.protocol.requests import Constraint, GenerateRequest, Infill, InfillFile, Medium, Notice, Prompt
+
+MARKER = "<__media__>"
+"""The text in place of a picture or sound in a prompt: libmtmd's default, which `GET /props` tells as llama-server."""
 
 
-def read_native_prompts(given: Any, path: str = "prompt") -> tuple[Prompt, ...]:
-    """Return one prompt or several. Raises InvalidRequest, and NotSupported for images and other `multimodal_data`."""
-    if isinstance(given, list):
-        # Objects are rare, and there can be a million tokens: a generator over them takes twice as long as this test.
-        if dict in set(map(type, given)):
-            given = [_text_of(one, f"{path}.{n}") for n, one in enumerate(given)]
-        return read_prompts(given, path)
-    return read_prompts(_text_of(given, path), path)
+@dataclass(frozen=True, slots=True)
+class NativePrompt:
+    """One prompt. With media it is a text, in which they have their places (`GenerateRequest.prompt_media`)."""
+
+    prompt: Prompt
+    media: tuple[Medium, ...] = ()
+    places: tuple[int, ...] = ()
+
+
+def read_native_prompts(given: Any, path: str, attachments: Attachments) -> tuple[NativePrompt, ...]:
+    """Return one prompt or several. Raises InvalidRequest, NotSupported."""
+    if isinstance(given, dict):
+        return (_with_media(given, path, attachments),)
+    # Objects are rare, and there can be a million tokens: a generator over them takes twice as long as this test.
+    if not isinstance(given, list) or dict not in set(map(type, given)):
+        return tuple(NativePrompt(prompt) for prompt in read_prompts(given, path))
+    objects = {n: _with_media(one, f"{path}.{n}", attachments) for n, one in enumerate(given) if isinstance(one, dict)}
+    prompts = read_prompts([objects[n].prompt if n in objects else one for n, one in enumerate(given)], path)
+    return tuple(objects.get(n) or NativePrompt(prompt) for n, prompt in enumerate(prompts))
 
 
 def read_native_prompt(given: Any, path: str) -> Prompt:
     """Return one prompt; an array is always one prompt of tokens and texts. Raises InvalidRequest, NotSupported."""
-    return read_prompts([given] if isinstance(given, list) else _text_of(given, path), path)[0]
-
-
-def _text_of(given: Any, path: str) -> Any:
-    """Return the text (`prompt_string`) of `given` if it is an object; return anything else unchanged."""
-    if not isinstance(given, dict):
-        return given
-    if given.get("multimodal_data"):
-        message = f"`{path}.multimodal_data` is not supported: the models here read text. Leave it out."
+    if isinstance(given, dict) and given.get("multimodal_data"):
+        message = f"`{path}.multimodal_data` is not supported: tokens are made of texts only. Leave it out."
         raise NotSupported(message, param=f"{path}.multimodal_data")
+    if isinstance(given, dict):
+        return _with_media(given, path, Attachments()).prompt
+    return read_prompts([given] if isinstance(given, list) else given, path)[0]
+
+
+def _with_media(given: dict[str, Any], path: str, attachments: Attachments) -> NativePrompt:
+    """Return the prompt of an object: its `prompt_string`, with the media of `multimodal_data` at its markers."""
     text = given.get("prompt_string")
     if not isinstance(text, str):
         message = f"`{path}.prompt_string` is {quote(text)}. Send a string."
         raise InvalidRequest(message, param=f"{path}.prompt_string")
-    return text
+    name, data = f"{path}.multimodal_data", given.get("multimodal_data")
+    if not data:
+        return NativePrompt(text)
+    if not isinstance(data, list) or not all(isinstance(one, str) for one in data):
+        raise InvalidRequest(f"`{name}` is {quote(data)}. Send an array of base64 strings.", param=name)
+    writer, gallery = _split(text, data, name, attachments)
+    return NativePrompt(writer.content, gallery.media, writer.places)
+
+
+def _split(text: str, data: list[str], name: str, attachments: Attachments) -> tuple[ContentWriter, Gallery]:
+    num_markers = text.count(MARKER)
+    if num_markers != len(data):
+        message = f"`{name}` has {len(data)} files, and `prompt_string` {num_markers} markers ({MARKER}). Send as many."
+        raise InvalidRequest(message, param=name)
+    gallery = Gallery()
+    writer = ContentWriter(gallery, joint="")
+    for n, piece in enumerate(text.split(MARKER)):
+        if n:
+            writer.add(attachments.medium(data[n - 1], f"{name}.{n - 1}", None, f"{name}.{n - 1}"))
+        writer.add(piece)
+    return writer, gallery
 
 
 MAX_ANSWERS = 128
@@ -88,12 +125,16 @@ class CompletionRequest:
 def read_completion(raw: bytes, scope: Scope) -> CompletionRequest:
     """Return the parsed body. Raises InvalidRequest, UnsupportedParameter, NotSupported, with the parameter's path."""
     body = _read_body(CompletionBody, raw, scope, ignored_of(scope))
-    prompts = read_native_prompts(body.prompt)
+    prompts = read_native_prompts(body.prompt, "prompt", attachments_of(scope))
     if len(prompts) * body.n_cmpl > MAX_ANSWERS:
         message = f"{len(prompts)} prompts times `n_cmpl` are more than {MAX_ANSWERS} answers. Ask for fewer at once."
         raise InvalidRequest(message, param="n_cmpl")
+    if sum(len(one.media) for one in prompts) > MAX_MEDIA:
+        message = f"The prompts have more than {MAX_MEDIA} pictures and sounds together. Send several requests."
+        raise InvalidRequest(message, param="prompt")
     request = _request(body)
-    requests = [one for prompt in prompts for one in repeat_request(replace(request, prompt=prompt), body.n_cmpl)]
+    asked = [replace(request, prompt=one.prompt, media=one.media, prompt_media=one.places) for one in prompts]
+    requests = [one for each in asked for one in repeat_request(each, body.n_cmpl)]
     return _completion_request(body, requests)
 
 

@@ -17,6 +17,7 @@ from gateway.api.http.answers import JSON, send_json, send_parts
 from gateway.api.http.diagnostics import ignored_of, request_log_of
 from gateway.api.intake.disconnect import until_disconnect
 from gateway.api.intake.intake import Body as HeldBody
+from gateway.api.media.loader import MediaLoader
 from gateway.api.native.request import read_native_prompt
 from gateway.api.native.request_reader import RequestReader, document_of, validated
 from gateway.api.parameters.base import Body
@@ -86,10 +87,11 @@ class ChatReader(Protocol):
 class TextRoutes:
     """Handles `/tokenize`, `/detokenize` and `/apply-template`, which reads its body as the chat route does."""
 
-    def __init__(self, reader: RequestReader, queries: WorkerQueries, chat: ChatReader) -> None:
+    def __init__(self, reader: RequestReader, queries: WorkerQueries, chat: ChatReader, media: MediaLoader) -> None:
         self._reader = reader
         self._queries = queries
         self._chat = chat
+        self._media = media
 
     async def tokenize(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._reader.intake.open_body(principal, scope, receive) as body:
@@ -110,10 +112,13 @@ class TextRoutes:
             await send_parts(send, text_parts("content", found.content), JSON, request_log_of(scope))
 
     async def apply_template(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._reader.intake.open_body(principal, scope, receive) as body:
+        async with self._reader.intake.open_body(principal, scope, receive, takes_media=True) as body:
             asked = await body.decode(lambda raw: self._chat.read(raw, scope))
             call = self._reader.call(principal, {"model": asked.model or named_model({}, scope)}, scope)
-            render = Render(request=asked.requests[0], count=False, tenant=principal.team)
+            call = self._media.check(call, asked.requests[:1])
+            async with until_disconnect(receive):
+                (request,) = await self._media.load(call, asked.requests[:1], body.hold)
+            render = Render(request=request, count=False, tenant=principal.team)
             found = await self._ask(body, call, RENDER_PATH, render, decode_rendered, receive)
             await send_parts(send, text_parts("prompt", found.prompt or ""), JSON, request_log_of(scope))
 

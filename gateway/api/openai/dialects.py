@@ -8,6 +8,8 @@ from __future__ import annotations
 from starlette.types import Scope
 
 from gateway.api.http.diagnostics import ignored_of
+from gateway.api.intake.intake import attachments_of
+from gateway.api.media.attachments import Attachments
 from gateway.api.openai.chat import WholeWriter, chunk_writer
 from gateway.api.openai.completion import CompletionWhole, completion_writer
 from gateway.api.openai.requests import ChatRequest, CompletionRequest, read_chat, read_completion
@@ -21,7 +23,7 @@ class ChatDialect:
     """Reads and writes OpenAI's chat completions."""
 
     def read(self, raw: bytes, scope: Scope) -> ChatRequest:
-        return read_chat(raw, ignored_of(scope))
+        return read_chat(raw, ignored_of(scope), attachments_of(scope))
 
     def stream_writer(self, asked: ChatRequest, call: Call, request_log: RequestLog) -> ChunkWriter:
         return chunk_writer(asked, call, request_log)
@@ -43,7 +45,7 @@ class CompletionDialect:
         return CompletionWhole(asked, call, request_log)
 
 
-def read_chat_prompt(raw: bytes, ignored: Ignored) -> tuple[str, GenerateRequest]:
+def read_chat_prompt(raw: bytes, ignored: Ignored, attachments: Attachments) -> tuple[str, GenerateRequest]:
     """Return the model's name, and a request with the prompt, to count its tokens. Raises what `read_chat` raises."""
-    asked = read_chat(raw, ignored)
+    asked = read_chat(raw, ignored, attachments)
     return asked.model, asked.requests[0]

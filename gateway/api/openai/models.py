@@ -109,7 +109,7 @@ def card(name: str, model: str, beats: tuple[Heartbeat, ...], *, is_coming: bool
         "owned_by": OWNER,
         "root": model,
         "architecture": {
-            "input_modalities": ["text"],
+            "input_modalities": list(first.facts.inputs) if first else ["text"],
             "output_modalities": [OUTPUT[first.kind if first else "generate"]],
         },
         "status": {"value": "loaded" if first else "loading" if is_coming else "unloaded"},

@@ -8,6 +8,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from gateway.api.intake.body import read_object
+from gateway.api.media.attachments import Attachments
 from gateway.api.openai.bodies import (
     COMPLETION_IGNORED,
     COMPLETION_REFUSED,
@@ -70,23 +71,27 @@ class ChatRequest:
     """Names of the custom tools, whose input is a text and not JSON."""
 
 
-def read_chat(raw: bytes, ignored: Ignored | None = None) -> ChatRequest:
-    """Return the parsed body; parameters without effect are noted in `ignored`.
+def read_chat(raw: bytes, ignored: Ignored | None = None, attachments: Attachments | None = None) -> ChatRequest:
+    """Return the parsed body; parameters without effect are noted in `ignored`. `attachments`: the files that were cut
+    out of the body.
 
     Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
     ignored = ignored or Ignored()
     body = read_body(ChatBody, read_object(raw), (IGNORED, REFUSED), ignored)
     usage = read_stream_options(body.stream_options, stream=body.stream)
     toolbox = read_tools(body)
-    request = add_prediction(add_hints(_chat_request(body, toolbox, ignored), body), body.prediction)
+    read = _chat_request(body, toolbox, ignored, attachments or Attachments())
+    request = add_prediction(add_hints(read, body), body.prediction)
     requests = share_prompt_chars(repeat_request(request, body.n))
     return ChatRequest(body.model, requests, body.stream, usage, toolbox.as_function, body.verbose, toolbox.custom)
 
 
-def _chat_request(body: ChatBody, toolbox: Toolbox, ignored: Ignored) -> GenerateRequest:
+def _chat_request(body: ChatBody, toolbox: Toolbox, ignored: Ignored, attachments: Attachments) -> GenerateRequest:
+    messages, media = read_messages(body.messages, attachments)
     lengths = {name: getattr(body, name) for name in ("max_tokens", "max_completion_tokens", "n_predict")}
     return GenerateRequest(
-        messages=read_messages(body.messages),
+        messages=messages,
+        media=media,
         tools=toolbox.tools,
         forced_tools=toolbox.forced,
         parallel_tool_calls=toolbox.parallel,

@@ -176,7 +176,7 @@ class ExplainRoute:
         self, principal: Principal, scope: Scope, receive: Receive
     ) -> tuple[Call, PlacementRequest]:
         """Return the call of the chat request in the body, and its placement request. Raises as the chat route does."""
-        async with self._reader.intake.open_body(principal, scope, receive) as body:
+        async with self._reader.intake.open_body(principal, scope, receive, takes_media=True) as body:
             asked = await body.decode(lambda raw: self._chat.read(raw, scope))
         query = query_of(scope)
         call = self._reader.call(principal, {"model": asked.model or None}, scope)

@@ -12,11 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from gateway.api.media.attachments import Attachments
 from gateway.api.parameters.base import Body, Entry, Loose, quote, text_or_parts
 from gateway.api.parameters.custom_tools import CUSTOM, CustomFormat, arguments_of, custom_tool
+from gateway.api.parameters.media_parts import MEDIA, ContentWriter, Gallery, read_media_part, refuse_unseen
 from gateway.api.parameters.response_format import schema_json
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
-from workers.protocol.requests import Message, Role, Tool, ToolCall
+from workers.protocol.requests import Medium, Message, Role, Tool, ToolCall
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 4_000
@@ -25,9 +27,19 @@ MAX_TOOLS = 128
 
 
 class Part(Loose):
+    """A part of any type; `gateway.api.parameters.media_parts` reads those fields that can hold media."""
+
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    file_data: Any = None
+    file_url: Any = None
+    file_id: Any = None
+    filename: Any = None
+    detail: Any = None
 
 
 Content = Annotated[
@@ -132,25 +144,48 @@ class ConversationBody(Body):
     function_call: FunctionChoice | None = None
 
 
-MEDIA = frozenset({"image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "input_video", "file"})
-
-PART_END = "\n"
-"""Separator that joins the text parts of a message. llama-server uses it too if a template takes only plain text."""
-
-
-def read_messages(messages: Sequence[MessageBody]) -> tuple[Message, ...]:
-    """Return the messages. Raises InvalidRequest, UnsupportedParameter or NotSupported, with the path of the fault."""
+def read_messages(
+    messages: Sequence[MessageBody], attachments: Attachments
+) -> tuple[tuple[Message, ...], tuple[Medium, ...]]:
+    """Return the messages and their media. Raises InvalidRequest, UnsupportedParameter or NotSupported, with the path
+    of the fault."""
     called: dict[str, str] = {}
-    return tuple(_message(message, n, called) for n, message in enumerate(messages))
+    reader = _Reader(Gallery(), attachments)
+    read = tuple(_message(message, n, called, reader) for n, message in enumerate(messages))
+    return read, reader.gallery.media
 
 
-def _message(message: MessageBody, number: int, called: dict[str, str]) -> Message:
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the contents of one request's messages."""
+
+    gallery: Gallery
+    attachments: Attachments
+
+    def content(self, content: Content | None, path: str) -> tuple[str | None, tuple[int, ...]]:
+        """Return the text of a content, and the places of its media. Text parts are joined by line breaks, as in
+        llama-server.
+
+        Raises UnsupportedParameter for unknown types of parts, NotSupported, InvalidRequest."""
+        if content is None or isinstance(content, str):
+            return content, ()
+        writer = ContentWriter(self.gallery)
+        for n, part in enumerate(content):
+            name = f"{path}.{n}"
+            is_medium = part.type in MEDIA
+            writer.add(read_media_part(part, name, self.attachments) if is_medium else _part_text(part, name))
+        return writer.content, writer.places
+
+
+def _message(message: MessageBody, number: int, called: dict[str, str], reader: _Reader) -> Message:
     """Return the canonical message. Notes calls of the older form in `called`: function name -> id of its last call."""
     path = f"messages.{number}"
     if message.audio is not None:
-        raise NotSupported(f"`{path}.audio` is not supported: the models here read text. Leave it out.", param=path)
+        raise NotSupported(
+            f"`{path}.audio` names an answer that was spoken; Paddock keeps none. Leave it out.", param=path
+        )
     if message.role == "function":
-        return _function_result(message, path, called.get(message.name or "", f"call_{number}"))
+        return _function_result(message, path, reader, called.get(message.name or "", f"call_{number}"))
     tool_calls = tuple(_tool_call(call, f"{path}.tool_calls.{n}") for n, call in enumerate(message.tool_calls or ()))
     if message.function_call is not None:
         id_ = called[message.function_call.name] = f"call_{number}"
@@ -158,7 +193,7 @@ def _message(message: MessageBody, number: int, called: dict[str, str]) -> Messa
     if tool_calls and message.role != "assistant":
         remedy = "Only messages of role `assistant` carry tool calls."
         raise InvalidRequest(f"`{path}.tool_calls` does not fit role `{message.role}`. {remedy}", param=path)
-    content = read_text(message.content, f"{path}.content")
+    content, places = reader.content(message.content, f"{path}.content")
     if content is None and message.role == "assistant":
         content = message.refusal
     reasoning = (message.reasoning_content or message.reasoning) if message.role == "assistant" else None
@@ -175,31 +210,20 @@ def _message(message: MessageBody, number: int, called: dict[str, str]) -> Messa
         name=message.name,
         tool_calls=tool_calls,
         tool_call_id=message.tool_call_id,
+        media=places,
     )
 
 
-def _function_result(message: MessageBody, path: str, call_id: str) -> Message:
+def _function_result(message: MessageBody, path: str, reader: _Reader, call_id: str) -> Message:
     if not message.name:
         remedy = "Send the name of the function whose result this is."
         raise InvalidRequest(f"`{path}.name` is missing. {remedy}", param=f"{path}.name")
-    content = read_text(message.content, f"{path}.content")
-    return Message(role="tool", content=content or "", name=message.name, tool_call_id=call_id)
-
-
-def read_text(content: Content | None, path: str) -> str | None:
-    """Return the content as one text. Text parts are joined by line breaks, as in llama-server.
-
-    Raises NotSupported for media, UnsupportedParameter for unknown types of parts, InvalidRequest for a missing text.
-    """
-    if content is None or isinstance(content, str):
-        return content
-    return PART_END.join([_part_text(part, f"{path}.{n}") for n, part in enumerate(content)])
+    content, places = reader.content(message.content, f"{path}.content")
+    return Message(role="tool", content=content or "", name=message.name, tool_call_id=call_id, media=places)
 
 
 def _part_text(part: Part, path: str) -> str:
-    if part.type in MEDIA:
-        message = f"`{path}` is of type {quote(part.type)}; the models here read text only. Send text parts."
-        raise NotSupported(message, param=path)
+    refuse_unseen(part.type, path)
     name = "refusal" if part.type == "refusal" else "text"
     if part.type != name:
         raise UnsupportedParameter(f"`{path}` is of type {quote(part.type)}. Send text parts.", param=path)

@@ -16,7 +16,7 @@ from typing import Any
 from gateway.api.intake.body import MAX_TOKEN, packed
 from gateway.api.intake.decoding import let_loop_run
 from gateway.api.parameters.base import quote
-from gateway.api.parameters.messages import MEDIA
+from gateway.api.parameters.media_parts import MEDIA, UNSEEN
 from gateway.errors import InvalidRequest, NotSupported
 from workers.protocol.pooled import PoolInput
 from workers.protocol.requests import Prompt
@@ -101,7 +101,7 @@ def _one_input(value: Any, path: str) -> PoolInput:
 
 def _of_object(value: dict[str, Any], path: str) -> PoolInput:
     if value.get("multimodal_data"):
-        message = f"`{path}.multimodal_data` is not supported: the models here read text. Leave it out."
+        message = f"`{path}.multimodal_data` is not supported: vectors are made of texts only. Leave it out."
         raise NotSupported(message, param=f"{path}.multimodal_data")
     if "prompt_string" in value:
         text = value["prompt_string"]
@@ -118,8 +118,8 @@ def _of_object(value: dict[str, Any], path: str) -> PoolInput:
 
 def _text_of(part: Any, path: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind in MEDIA:
-        raise NotSupported(f"`{path}` is of type {quote(kind)}; the models here read text only.", param=path)
+    if kind in MEDIA or kind in UNSEEN:
+        raise NotSupported(f"`{path}` is of type {quote(kind)}; vectors are made of texts only.", param=path)
     if kind != "text" or not isinstance(part.get("text"), str):
         message = f'`{path}` is not a text part. Send parts such as {{"type": "text", "text": "..."}}.'
         raise InvalidRequest(message, param=path)

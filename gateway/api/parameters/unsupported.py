@@ -114,7 +114,7 @@ OTHERS_IGNORED = {
     "logit_bias_type": "in `logit_bias` numbers are tokens, and other texts are texts",
     "low_vram": _LOADING,
     "main_gpu": _LOADING,
-    "mm_processor_kwargs": "the models here read text",
+    "mm_processor_kwargs": "how pictures are prepared is the model's affair",
     "num_batch": _LOADING,
     "num_ctx": _LOADING,
     "num_gpu": _LOADING,

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from msgspec.structs import replace as replace_struct
 from starlette.types import Receive, Scope, Send
@@ -17,6 +18,7 @@ from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
 from gateway.api.intake.disconnect import until_disconnect
 from gateway.api.intake.intake import Body
+from gateway.api.media.loader import MediaLoader
 from gateway.api.request_headers import conversation_key, read_resume_options, read_ttft_deadline
 from gateway.api.responder import Responder
 from gateway.api.responses.background import Background
@@ -25,10 +27,10 @@ from gateway.api.responses.response_store import ResponseStore
 from gateway.api.shapes import INPUT_TOKENS
 from gateway.call import Call, Principal
 from gateway.dispatch.call_resolver import CallResolver
-from gateway.dispatch.request_size import chars_of_message
+from gateway.dispatch.request_size import chars_of_message, media_chars
 from gateway.relay.relay import WorkerQueries
 from gateway.telemetry.request_log import RequestLog
-from workers.protocol.requests import GenerateRequest, Message
+from workers.protocol.requests import GenerateRequest, Medium, Message
 
 ANSWER_SHARE = 8
 """If a request has no `max_output_tokens`, an eighth of the context is kept free for the answer."""
@@ -82,17 +84,26 @@ def turns_of(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
 
 
 def without(request: GenerateRequest, turns: Sequence[tuple[Message, ...]], number: int) -> GenerateRequest:
-    """Return the request without its first `number` turns."""
+    """Return the request without its first `number` turns, and without their media."""
     dropped = {id(message) for turn in turns[:number] for message in turn}
-    return replace_struct(request, messages=tuple(m for m in request.messages if id(m) not in dropped))
+    media = iter(request.media)
+    kept: list[Message] = []
+    kept_media: list[Medium] = []
+    for message in request.messages:
+        own = list(islice(media, len(message.media)))
+        if id(message) not in dropped:
+            kept.append(message)
+            kept_media += own
+    return replace_struct(request, messages=tuple(kept), media=tuple(kept_media))
 
 
 class Preparation:
     """Completes a request with the conversation before it, and makes the `Call` that the gateway runs."""
 
-    def __init__(self, resolver: CallResolver, queries: WorkerQueries) -> None:
+    def __init__(self, resolver: CallResolver, queries: WorkerQueries, media: MediaLoader) -> None:
         self._resolver = resolver
         self._queries = queries
+        self._media = media
 
     async def prepare(
         self,
@@ -116,6 +127,7 @@ class Preparation:
             conversation,
             held_bytes=body.num_bytes,
         )
+        asked, call = await self._media.prepare(asked, call, body.hold, None)
         if asked.fit:
             asked = await self._truncate(asked, call.model, principal.team)
         return asked, call
@@ -134,7 +146,9 @@ class Preparation:
         async def count(number: int) -> int:
             return await self._queries.num_tokens(model, without(request, turns, number), team)
 
-        number = await turns_to_drop([sum(map(chars_of_message, turn)) for turn in turns], room, count)
+        facts = next(iter(self._queries.workers(model))).facts
+        sizes = [sum(chars_of_message(one) + media_chars(one, facts) for one in turn) for turn in turns]
+        number = await turns_to_drop(sizes, room, count)
         return replace(asked, requests=(without(request, turns, number),)) if number else asked
 
     def _room(self, model: str, request: GenerateRequest) -> int | None:
@@ -165,7 +179,7 @@ class CreateRoutes:
 
     async def create(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         request_log = request_log_of(scope)
-        async with self._calls.intake.open_body(principal, scope, receive) as body:
+        async with self._calls.intake.open_body(principal, scope, receive, takes_media=True) as body:
             resume = await read_resume_options(scope, body)
             if resume is not None and resume.stream:
                 await self._calls.resumable.again(resume, body, scope, receive, send)
@@ -173,7 +187,7 @@ class CreateRoutes:
             async with until_disconnect(receive):
                 # The draft gets no name here, since it would stay in memory, beside `asked`, until the answer ends.
                 asked, call = await self._preparation.prepare(
-                    await body.decode(partial(read_draft, ignored=request_log.ignored)),
+                    await body.decode(partial(read_draft, ignored=request_log.ignored, attachments=body.attachments)),
                     self._responses,
                     body,
                     principal,
@@ -187,10 +201,12 @@ class CreateRoutes:
 
     async def count_tokens(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         calls, request_log = self._calls, request_log_of(scope)
-        async with calls.intake.open_body(principal, scope, receive) as body:
-            draft = await body.decode(partial(read_draft, ignored=request_log.ignored))
+        async with calls.intake.open_body(principal, scope, receive, takes_media=True) as body:
+            read = partial(read_draft, ignored=request_log.ignored, attachments=body.attachments)
+            draft = await body.decode(read)
             asked = await self._responses.complete(draft, body)
             call = calls.resolver.resolve(principal, asked.model, request_log)
+            asked, call = await calls.media.prepare(asked, call, body.hold, receive)
             async with until_disconnect(receive):
                 num_tokens = await calls.queries.num_tokens(call.model, asked.requests[0], principal.team)
         await send_json(send, {**INPUT_TOKENS, "input_tokens": num_tokens}, request_log)

@@ -30,7 +30,7 @@ def responses_handlers(
 ) -> dict[str, Handler]:
     """Return name -> handler for the Responses routes. The names are those of `gateway.api.routes`."""
     responses = ResponseStore(store, CHAIN_FACTOR * calls.intake.max_body_bytes)
-    preparation = Preparation(calls.resolver, calls.queries)
+    preparation = Preparation(calls.resolver, calls.queries, calls.media)
     responder: Responder[ResponseRequest] = Responder(
         ResponseWriters(), calls.pipeline, calls.pings, calls.resumable, responses.conclude, repeats=True
     )

@@ -10,7 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.api.http.answers import EncodedArray
+from gateway.api.intake.body import slices
 from gateway.api.intake.decoding import let_loop_run
+from gateway.api.media.attachments import Attachments
+from gateway.api.media.sieve import MediaSieve
 from gateway.api.responses.items import Item
 from workers.protocol.framing import read_float
 
@@ -74,8 +77,9 @@ _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-def decode_record(raw: bytes) -> Record:
-    """Decode a stored record. Raises msgspec.DecodeError.
+def decode_record(raw: bytes, attachments: Attachments | None = None) -> Record:
+    """Decode a stored record. `attachments`: gets the files of a long record's input, and tokens stand in their place;
+    None: they stay base64. Raises msgspec.DecodeError.
 
     A long record is decoded in pieces, and the event loop may run between them. If a request refers to items of stored
     responses, its record can have half a million parts: decoding all in one call would hold up every stream for 0.5 s.
@@ -84,11 +88,23 @@ def decode_record(raw: bytes) -> Record:
         return _decode_short(raw)
     found = _decode_fields(raw)
     let_loop_run()
-    told = msgspec.structs.asdict(found) | {
-        "response": _decode_parts(found.response),
-        "input": _decode_parts(found.input),
-    }
+    given = found.input if attachments is None else _without_files(found.input, attachments)
+    told = msgspec.structs.asdict(found) | {"response": _decode_parts(found.response), "input": _decode_parts(given)}
     return msgspec.convert(told, Record)
+
+
+def _without_files(raw: msgspec.Raw, attachments: Attachments) -> msgspec.Raw:
+    """Return the JSON with tokens in place of long files, which `attachments` gets."""
+    sieve, data = MediaSieve(), bytes(raw)
+    kept: list[bytes] = []
+    for piece in slices(data):
+        kept.append(sieve.feed(piece))
+        let_loop_run()
+    kept.append(sieve.finish())
+    if not sieve.cuts:
+        return raw
+    attachments.add(sieve.cuts)
+    return msgspec.Raw(b"".join(kept))
 
 
 def _decode_parts(raw: msgspec.Raw) -> Any:

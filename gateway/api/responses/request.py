@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gateway.api.intake.body import read_object
 from gateway.api.intake.decoding import let_loop_run
+from gateway.api.media.attachments import Attachments
 from gateway.api.parameters.base import quote
 from gateway.api.parameters.options import add_hints, read_lora, read_progress_notices, read_stop
 from gateway.api.parameters.response_format import ANY_OBJECT, drop_beside_tools, one_constraint, schema_constraint
@@ -32,7 +33,7 @@ from gateway.api.responses.records import Record
 from gateway.api.responses.tools import custom_names, read_tools, tools_object
 from gateway.errors import InvalidRequest, PreviousNotFound, ResponseNotFound, TakesTooMuch, UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
-from workers.protocol.requests import Constraint, GenerateRequest, Message, Thinking
+from workers.protocol.requests import Constraint, GenerateRequest, Medium, Message, Thinking
 
 LONGEST_INPUT = 32 << 20
 """Default maximum bytes of all items of a conversation, including the stored items that the request names by id."""
@@ -90,6 +91,8 @@ class Draft:
     """Bytes of the request's body."""
     is_remembered: bool = False
     """Whether the WebSocket connection remembers the response if it is not stored."""
+    attachments: Attachments = field(default_factory=Attachments)
+    """The files for which tokens stand in `input`, and in the stored responses that are loaded for it."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -108,8 +111,8 @@ class Draft:
         own = _replace_references(self.input, found)
         if not found:
             return Resolved(self, chain, before, own, self.num_bytes, self.num_bytes)
-        num_own = _size(own)
-        num_bytes = _size(before) + num_own
+        num_own = _size(own, self.attachments)
+        num_bytes = _size(before, self.attachments) + num_own
         if num_bytes > max_bytes:
             raise TakesTooMuch(
                 f"The conversation has {num_bytes} bytes, what is referred to included; {max_bytes} may be sent on. "
@@ -135,51 +138,63 @@ class Resolved:
     def complete(self) -> ResponseRequest:
         """Return the request to compute, write and store. Raises InvalidRequest, TakesTooMuch."""
         draft, body = self.draft, self.draft.body
-        messages = messages_of((*self.before, *self.own))
+        messages, media = messages_of((*self.before, *self.own), draft.attachments, len(self.before))
         if not messages and (draft.generates or body.instructions is None):
             raise InvalidRequest("`input` is missing. Send a text or items.", param="input")
         if body.instructions is not None:
             messages = (Message(role="system", content=body.instructions), *messages)
-        is_long = (body.store or draft.is_remembered) and self.num_own > LONG_CHARS
+        is_kept = body.store or draft.is_remembered
+        is_long = self.num_own > LONG_CHARS or draft.attachments.num_bytes > 0
         return ResponseRequest(
             id=draft.id,
             model=body.model,
-            requests=(_with_messages(draft, messages),),
+            requests=(_with_messages(draft, messages, media),),
             stream=body.stream,
             store=body.store,
             background=body.background,
             created_at=int(time.time()),
             fit=body.truncation == "auto",
             echo=_echo(body),
-            to_keep=_encode_items(self.own) if is_long else self.own,
+            to_keep=_encode_items(self.own, draft.attachments) if is_kept and is_long else self.own,
             chain=self.chain,
             generates=draft.generates,
             custom_tools=custom_names(body.tools),
         )
 
 
-def _with_messages(draft: Draft, messages: tuple[Message, ...]) -> GenerateRequest:
-    if draft.generates:
-        return replace(draft.request, messages=messages)
-    return replace(draft.request, messages=messages, max_tokens=0)
+def _with_messages(draft: Draft, messages: tuple[Message, ...], media: tuple[Medium, ...]) -> GenerateRequest:
+    request = replace(draft.request, messages=messages, media=media)
+    return request if draft.generates else replace(request, max_tokens=0)
 
 
-def read_draft(raw: bytes, ignored: Ignored | None = None) -> Draft:
-    """Parse the body of a request; `ignored` notes the parameters that have no effect.
+def read_draft(raw: bytes, ignored: Ignored | None = None, attachments: Attachments | None = None) -> Draft:
+    """Parse the body of a request; `ignored` notes the parameters that have no effect. `attachments`: the files that
+    were cut out of the body.
 
     Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
-    return draft_of(read_object(raw), ignored or Ignored(), num_bytes=len(raw))
+    attachments = attachments or Attachments()
+    num_bytes = len(raw) + attachments.num_chars
+    return draft_of(read_object(raw), ignored or Ignored(), attachments, num_bytes=num_bytes)
 
 
-def draft_of(document: dict[str, Any], ignored: Ignored, *, generates: bool = True, num_bytes: int = 0) -> Draft:
+def draft_of(
+    document: dict[str, Any],
+    ignored: Ignored,
+    attachments: Attachments | None = None,
+    *,
+    generates: bool = True,
+    num_bytes: int = 0,
+) -> Draft:
     """Check and read the JSON object of a request. Raises what `read_draft` raises."""
+    attachments = attachments or Attachments()
     body = read_body(ResponsesBody, document, (IGNORED, REFUSED), ignored)
     _check(body, ignored)
     response_id = new_response_id()
-    items = read_input(body.input, response_id)
+    items = read_input(body.input, response_id, attachments)
     # As pydantic models, the items take ten times their bytes, and the request may have to wait long.
     body = body.model_copy(update={"input": None})
-    return Draft(body, response_id, items, _request(body, ignored), generates, num_bytes)
+    request = _request(body, ignored)
+    return Draft(body, response_id, items, request, generates, num_bytes, attachments=attachments)
 
 
 def _check(body: ResponsesBody, ignored: Ignored) -> None:
@@ -279,26 +294,28 @@ def _replace_references(items: Iterable[Item], found: Mapping[str, Record]) -> t
     return tuple(own)
 
 
-def _size(items: Iterable[Item]) -> int:
-    """Return the bytes of the items as JSON; an item counts each time that it occurs."""
+def _size(items: Iterable[Item], attachments: Attachments) -> int:
+    """Return the bytes of the items as JSON, their files included; an item counts each time that it occurs."""
     sizes: dict[int, int] = {}
     num_bytes = 0
     for item in items:
         size = sizes.get(id(item))
         if size is None:
-            size = sizes[id(item)] = len(_encode(item))
+            encoded = _encode(item)
+            size = sizes[id(item)] = len(encoded) + attachments.num_chars_in(encoded)
             let_loop_run()
         num_bytes += size
     return num_bytes
 
 
-def _encode_items(items: Iterable[Item]) -> bytes:
-    """Return items as a JSON array. An item that occurs twice is encoded once. The event loop can run between items."""
+def _encode_items(items: Iterable[Item], attachments: Attachments) -> bytes:
+    """Return items as a JSON array, with the base64 of their files. An item that occurs twice is encoded once. The
+    event loop can run between items."""
     encoded: dict[int, bytes] = {}
     pieces = [b"["]
     for number, item in enumerate(items):
         if id(item) not in encoded:
-            encoded[id(item)] = _encode(item)
+            encoded[id(item)] = attachments.whole(_encode(item))
             let_loop_run()
         pieces += (b"," if number else b"", encoded[id(item)])
     return b"".join((*pieces, b"]"))

@@ -12,6 +12,7 @@ from typing import Protocol
 from gateway.api.dialect import StreamWriter, WholeWriter
 from gateway.api.intake.decoding import INLINE_BYTES
 from gateway.api.intake.intake import Body
+from gateway.api.media.attachments import Attachments
 from gateway.api.responses import output
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.records import NewRecord, Record, decode_record, written
@@ -60,15 +61,16 @@ class ResponseStore:
         loaded, and again before its items are joined: a short request may refer to one long item thousands of times.
 
         Raises what `Draft.resolved` and `Resolved.complete` raise, HeldTooMuch, MemoryFull, StoreUnavailable."""
-        found, num_bytes = await self._load(body, draft.needs, 0)
+        files = draft.attachments
+        found, num_bytes = await self._load(body, draft.needs, 0, files)
         previous = found.get(draft.body.previous_response_id or "")
         if previous is not None:
             missing = [id_ for id_ in previous.chain if id_ not in found]
-            more, num_bytes = await self._load(body, missing, num_bytes)
+            more, num_bytes = await self._load(body, missing, num_bytes, files)
             found |= more
         num_bytes += draft.num_bytes
         resolved = await body.run_aside(num_bytes, partial(draft.resolved, found, 2 * self._max_bytes))
-        body.hold_at_least(resolved.num_bytes)
+        body.hold_at_least(resolved.num_bytes + files.num_bytes)
         num_item_bytes = ITEM_BYTES * (len(resolved.before) + len(resolved.own))
         return await body.run_aside(max(num_bytes, resolved.num_bytes, num_item_bytes), resolved.complete)
 
@@ -123,12 +125,18 @@ class ResponseStore:
             await asyncio.sleep(RETRY_S)
 
     async def _load(
-        self, body: Body, ids: Sequence[str], num_before: int, *, alone: bool = False
+        self,
+        body: Body,
+        ids: Sequence[str],
+        num_before: int,
+        attachments: Attachments | None = None,
+        *,
+        alone: bool = False,
     ) -> tuple[dict[str, Record], int]:
         """Return id -> record for `ids`, and the bytes of all records that this request has loaded by now.
         `num_before`: the bytes that it had loaded earlier.
 
-        `alone`: the request loads only one record, which may have any size."""
+        `attachments`: gets the records' files. `alone`: the request loads only one record, which may have any size."""
         if len(ids) > MAX_RECORDS:
             raise TakesTooMuch(
                 f"The request goes on from {len(ids)} responses; {MAX_RECORDS} may be loaded. Send what matters of "
@@ -144,7 +152,9 @@ class ResponseStore:
         async with body.load_in_turn(num_bytes):
             records = await self._store.find(body.team, ids)
             with reading():
-                decoded = await body.run_aside(_decoding_cost(num_bytes, records), partial(_decode, ids, records))
+                decoded = await body.run_aside(
+                    _decoding_cost(num_bytes, records), partial(_decode, ids, records, attachments)
+                )
             return decoded, num_before + num_bytes
 
 
@@ -155,8 +165,8 @@ def _decoding_cost(num_bytes: int, records: Sequence[bytes | None]) -> int:
     return max(num_bytes, PART_BYTES * sum(raw.count(b",") for raw in records if raw is not None))
 
 
-def _decode(ids: Sequence[str], records: Sequence[bytes | None]) -> dict[str, Record]:
-    return {id_: decode_record(raw) for id_, raw in zip(ids, records, strict=True) if raw is not None}
+def _decode(ids: Sequence[str], records: Sequence[bytes | None], attachments: Attachments | None) -> dict[str, Record]:
+    return {id_: decode_record(raw, attachments) for id_, raw in zip(ids, records, strict=True) if raw is not None}
 
 
 class ResponseWriters:

@@ -14,6 +14,7 @@ import msgspec
 
 from workers.engine.cache.prompt import Prompt
 from workers.engine.disk.tier import DiskTier
+from workers.engine.encoder import MediaEncoder
 from workers.engine.engine import Engine, EngineRequest
 from workers.engine.speculation.draft_model import DraftModel
 from workers.engine.step.speculator import DraftSources
@@ -140,6 +141,7 @@ def running(
     ram_bytes: int = 64 << 20,
     disk: DiskTier | None = None,
     speculation: SpeculationSettings = AS_IT_PAYS,
+    encoder: MediaEncoder | None = None,
     draft: Model | None = None,
     draft_cells: int = 0,
 ) -> Iterator[Bench]:
@@ -163,6 +165,7 @@ def running(
             ram_bytes=ram_bytes,
             disk=disk,
             speculation=DraftSources(speculation, draft_model),
+            encoder=encoder,
         )
         engine.start()
         try:

@@ -19,7 +19,7 @@ from workers.engine.pace import MOVE_S
 from workers.engine.request import EngineRequest
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.step_plan import Plan
-from workers.llama.memory import Memory
+from workers.llama.memory import CellPositions, Memory
 from workers.llama.model import Model
 from workers.llama.native import StateUnusable
 from workers.models.spec import LlamaSettings
@@ -135,9 +135,9 @@ def slow_copies(bench: Bench, monkeypatch: pytest.MonkeyPatch, then: Callable[[i
     stepper, copied = bench.engine._stepper, [0]
     load, step = Memory.load, stepper.step
 
-    def slow(memory: Memory, sequence: int, state: bytes) -> None:
+    def slow(memory: Memory, sequence: int, state: bytes, positions: CellPositions | None = None) -> None:
         then(sum(num > 0 for num in copied))
-        load(memory, sequence, state)
+        load(memory, sequence, state, positions)
         copied[-1] += memory.last_position(sequence) + 1 - memory.first_position(sequence)
         time.sleep(MOVE_S)
 

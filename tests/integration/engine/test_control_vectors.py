@@ -19,7 +19,7 @@ from tests.support.small_models import N_EMBD, WORDS
 from workers.chat_worker import kv_identity
 from workers.llama.model import Model, ModelError
 from workers.llama.pooling import PooledContext, Pooling
-from workers.models.spec import ControlVectorSpec, LlamaSettings
+from workers.models.spec import ControlVectorSpec, LlamaSettings, ModelSpec
 from workers.settings import WorkerSettings
 
 TOKENS = WORDS[:40]
@@ -166,7 +166,7 @@ def test_kv_on_disk_is_of_one_vector_wherever_its_file_lies(
 
     def identity(llama: LlamaSettings) -> bytes | None:
         with Model.load(DEMO, llama) as model:
-            return kv_identity(settings, model, llama, n_ctx=512).fingerprint()
+            return kv_identity(settings, model, ModelSpec(name="m", path="m", llama=llama), n_ctx=512).fingerprint()
 
     moved = tmp_path / "moved.gguf"
     moved.write_bytes(calm.read_bytes())

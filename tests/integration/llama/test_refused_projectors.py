@@ -20,10 +20,11 @@ from gguf import GGUFValue, GGUFValueType
 from tests.support.media_reader import ONE_THREAD, MediaReader, media_reader, settings
 from tests.support.projectors import PROJECTORS, WIDTH, Pair, picture, sound, ultravox, write_projector
 from tests.support.small_models import N_EMBD, Draft, write_model
-from workers.llama.media.parts import MediaChunk, MediaLimits, Part, Picture, Sound
+from workers.llama.media.parts import MediaChunk, Part, Picture, Sound
 from workers.llama.media.projector import Projector, ProjectorSettings
 from workers.llama.model import Model
 from workers.llama.native import MediaRefused, ModelError
+from workers.media.bounds import MediaLimits
 
 Change = Callable[[Draft], None]
 

@@ -18,7 +18,7 @@ from tests.support.tools import json_of
 from workers.protocol import framing
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.queries import Detokenize, Render, Tokenize
-from workers.protocol.requests import GenerateRequest, Infill, Message, Submit, ToolCall
+from workers.protocol.requests import GenerateRequest, Infill, Medium, Message, Submit, ToolCall
 
 LONG = "x" * (INLINE_CHARS + 1)
 
@@ -191,3 +191,11 @@ def test_many_messages_without_a_word_are_long_and_not_all_looked_at() -> None:
     few = time.thread_time()
     chars_of(more)
     assert time.thread_time() - few < 5 * (few - began)
+
+
+def test_pictures_make_a_message_long() -> None:
+    """It is encoded on a thread then: base64 of 20 MiB takes 20 ms."""
+    request = GenerateRequest(prompt="see", media=(Medium("picture", bytes(INLINE_CHARS)),), prompt_media=(3,))
+    assert chars_of(request) > INLINE_CHARS
+    assert num_chars(Submit(gateway="g", call=1, request=request, tenant="t")) > INLINE_CHARS
+    assert num_chars(Render(request=request, count=True, tenant="t")) > INLINE_CHARS

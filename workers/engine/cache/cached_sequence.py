@@ -107,8 +107,8 @@ class CachedSequence:
 
     __slots__ = (
         *("_base", "_n_ctx", "_num_unturned", "_own", "_since", "cache_prompt", "fetched", "fetching", "id", "key"),
-        *("num_cells", "num_fetched", "num_prompt", "num_public", "num_restored", "position_lag", "prompt"),
-        *("restores", "scope", "shifted", "stops"),
+        *("num_cells", "num_fetched", "num_prompt", "num_public", "num_restored", "position_lag", "positions"),
+        *("prompt", "restores", "scope", "shifted", "stops"),
     )
 
     def __init__(
@@ -121,6 +121,8 @@ class CachedSequence:
         """Sequence id in the KV cache; `NOWHERE` while the call waits."""
         self.num_cells = 0
         """Number of the conversation's first tokens that are in the KV cache."""
+        self.positions = prompt.positions()
+        """Positions of the cells; None: they are the cells' numbers."""
         self.position_lag = self.num_prompt - prompt.position(self.num_prompt)
         """How many more cells than positions the prompt has: the answer's token in cell n has position n minus this."""
         self.restores: deque[Restore] = deque()
@@ -170,8 +172,29 @@ class CachedSequence:
 
     def path(self) -> Path:
         if self._own:
-            return Path(self.tokens(), replace(self.scope, own=self._own))
-        return Path(self.tokens(), self.scope, self.num_public)
+            return Path(self.tokens(), replace(self.scope, own=self._own), 0, self.positions)
+        return Path(self.tokens(), self.scope, self.num_public, self.positions)
+
+    @property
+    def num_whole(self) -> int:
+        """Return how many of the first tokens are in the KV cache without those of a span that is only begun."""
+        return self.prompt.floor(self.num_cells) if self.prompt.spans else self.num_cells
+
+    @property
+    def span(self) -> int:
+        """Return the number of the span that the next cell belongs to; -1: it is a token's."""
+        cell = self.num_cells
+        return next((number for number, one in enumerate(self.prompt.spans) if one.start <= cell < one.end), NOWHERE)
+
+    def trim(self, match: Match) -> Match:
+        """Return a match of the conversation without a span of which it has only a part."""
+        if not self.prompt.spans:
+            return match
+        held, end = self.prompt.floor(match.num_held), self.prompt.floor(match.num_known)
+        restores = [part for part in match.restores if part.start < end] if held == match.num_held else []
+        if restores and restores[-1].end > end:
+            restores[-1] = replace(restores[-1], end=end)
+        return Match(held, match.holder if held else NOWHERE, tuple(restores))
 
     def take_chunk(self, num_tokens: int) -> Tokens:
         """Return the next tokens to compute. They count as cached from now on."""

@@ -42,12 +42,14 @@ class CheckpointCache(PrefixCache):
     def enter(self, sequence: CachedSequence) -> None:
         found = self._find(sequence)
         known = self.index.num_common(sequence.path(), sequence.num_known - 1)
+        known = sequence.prompt.floor(known)
         if sequence.cache_prompt and known - found.end >= MIN_STOP_TOKENS:
             sequence.stops.add(known)
         self._give_way(sequence, found)
         sequence.id = self._new_id(found.holder)
         sequence.num_cells = 0
         self._live[sequence.id] = sequence
+        self._memory.lay_out(sequence.id, sequence.positions)
         if found.block is None:
             return
         if found.holder == NOWHERE:
@@ -61,7 +63,7 @@ class CheckpointCache(PrefixCache):
         try:
             if not self.make_room(part.end):
                 return
-            self._memory.load(sequence.id, part.block.state)
+            self._memory.load(sequence.id, part.block.state, sequence.positions)
         except StateUnusable:
             self._discard(part.block)
             return

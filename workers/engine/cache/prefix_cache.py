@@ -20,7 +20,7 @@ from workers.engine.cache.prompt import BLOCK_TOKENS, Path
 from workers.engine.cache.ram import RamStore
 from workers.engine.pace import MOVE_S, MovePace
 from workers.engine.request import IntegrityError
-from workers.llama.memory import Memory
+from workers.llama.memory import CellPositions, Memory
 from workers.llama.native import StateUnusable
 
 IDLE_STEPS = 32
@@ -151,6 +151,7 @@ class PrefixCache:
         sequence.id = self._new_id(match.holder)
         sequence.num_cells = 0
         self._live[sequence.id] = sequence
+        self._memory.lay_out(sequence.id, sequence.positions)
         if match.num_held:
             self._memory.share(match.holder, sequence.id, 0, match.num_held)
             self.index.share(sequence.id, sequence.path(), match.num_held)
@@ -164,12 +165,12 @@ class PrefixCache:
         """Restore the next block that the sequence waits for. If that fails, the remaining tokens are computed."""
         part = sequence.restores.popleft()
         block = part.block
-        if part.start != sequence.num_cells or not self.make_room(block.end - block.start):
+        if part.start != sequence.num_cells or not self.make_room(_num_cells(block, sequence.positions)):
             sequence.restores.clear()
             return
         started = time.perf_counter()
         try:
-            self._memory.load(self._scratch, block.state)
+            self._memory.load(self._scratch, block.state, sequence.positions)
         except StateUnusable:
             self._discard(block)
             sequence.restores.clear()
@@ -177,7 +178,7 @@ class PrefixCache:
         self._memory.share(self._scratch, sequence.id, part.start, part.end)
         self._memory.remove(self._scratch)
         sequence.num_cells = part.end
-        self.index.extend(sequence.id, sequence.path(), part.end)
+        self.index.extend(sequence.id, sequence.path(), sequence.num_whole)
         self.ram.touch(block)
         self.num_restored += part.end - part.start
         sequence.num_restored += part.end - part.start
@@ -194,6 +195,7 @@ class PrefixCache:
     def leave(self, sequence: CachedSequence, *, keep: bool) -> None:
         """Take the sequence out of the cache. `keep`: its cells stay as an idle prefix, if possible."""
         self._most_used = max(self._most_used, self.num_used)
+        keep = self.truncate(sequence, sequence.num_whole) and keep
         id_, sequence.id = sequence.id, NOWHERE
         del self._live[id_]
         sequence.restores.clear()
@@ -274,7 +276,7 @@ class PrefixCache:
                 stop = min(match.num_held, start - start % BLOCK_TOKENS + BLOCK_TOKENS)
                 block = Block(start, stop, self._take(match.holder, start, stop))
             elif (part := next(parts, None)) is not None:
-                block = self.cut_out(part.block, start, part.end)
+                block = self.cut_out(part.block, start, part.end, path.positions)
             if block is None:
                 return
             yield block
@@ -421,12 +423,12 @@ class PrefixCache:
         """Enter the newest cells of running calls into the index, if the call `asking` could share them."""
         for id_, one in self._live.items():
             same = one.scope == asking.scope or (one.num_public and one.scope.adapters == asking.scope.adapters)
-            if same and one.cache_prompt and not one.shifted and self.index.held_by(id_) < one.num_cells:
-                self.index.extend(id_, one.path(), one.num_cells)
+            if same and one.cache_prompt and not one.shifted and self.index.held_by(id_) < one.num_whole:
+                self.index.extend(id_, one.path(), one.num_whole)
 
     def _match(self, sequence: CachedSequence) -> Match:
         """Return the longest known prefix of a call without its last token, which is computed to get its logits."""
-        match = self.index.match(sequence.path(), sequence.num_known - 1)
+        match = sequence.trim(self.index.match(sequence.path(), sequence.num_known - 1))
         return match if self._pace.restore_pays else Match(match.num_held, match.holder, ())
 
     def _new_id(self, needed: int) -> int:
@@ -565,13 +567,13 @@ class PrefixCache:
         finally:
             self._memory.remove(self._scratch)
 
-    def cut_out(self, block: Block, start: int, end: int) -> Block | None:
+    def cut_out(self, block: Block, start: int, end: int, positions: CellPositions | None = None) -> Block | None:
         """Return a part of a saved block; None: no cells are free to load the block into. Raises StateUnusable."""
         if (start, end) == (block.start, block.end):
             return Block(start, end, block.state)
-        if not self.make_room(block.end - block.start):
+        if not self.make_room(_num_cells(block, positions)):
             return None
-        self._memory.load(self._scratch, block.state)
+        self._memory.load(self._scratch, block.state, positions)
         try:
             self._memory.cut(self._scratch, block.start, start)
             self._memory.cut(self._scratch, end, block.end)
@@ -587,3 +589,10 @@ class PrefixCache:
         num_used = self.num_used
         if self.can_pack and self._packing is None and self._most_used - num_used > max(PACK_CELLS, num_used):
             self._packing = self._pack()
+
+
+def _num_cells(block: Block, positions: CellPositions | None) -> int:
+    """Return how many cells a saved block fills: one that has the beginning of a picture may have all of it."""
+    if positions is None:
+        return block.end - block.start
+    return positions.whole(block.end) - positions.whole(block.start)

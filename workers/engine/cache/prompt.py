@@ -8,12 +8,15 @@ state (of memory that can't be cut) can end at any token.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from workers.llama.memory import CellPositions
 
 BLOCK_TOKENS = 64
 DIGEST_BYTES = 32
@@ -169,21 +172,48 @@ def _scope_digest(*parts: bytes) -> bytes:
 Tokens = NDArray[np.int32]
 
 
+class MediaCells(Protocol):
+    """A picture, or a slice of one, or up to half a minute of sound, as a projector has read it."""
+
+    @property
+    def num_cells(self) -> int: ...
+    @property
+    def num_positions(self) -> int:
+        """Return how many positions the next token is further: fewer than cells if positions have several parts."""
+
+    @property
+    def digest(self) -> bytes:
+        """Return a hash of the contents, and of all else that its cells are computed from."""
+
+    @property
+    def is_causal(self) -> bool:
+        """Return whether a cell sees only those before it. If not, all are computed in one micro-batch."""
+
+    def positions(self, first: int) -> Tokens:
+        """Return the positions of the cells if the first position is `first`: int32 [sections, cells]."""
+
+
 @dataclass(frozen=True, slots=True)
-class Media:
-    """An image or a sound in a prompt: its cells have no tokens. A shared prefix contains all of its cells or none."""
+class Span:
+    """A run of cells in a prompt that have no tokens, because they are of a picture or a sound. A shared prefix
+    contains all of them or none."""
 
     start: int
-    """Number of the first cell of the image or sound."""
-    num_cells: int
-    num_positions: int
-    """How many positions the model counts for the media: as many as cells, or fewer if positions have several parts."""
-    digest: bytes
-    """Hash of the media's contents: conversations share cells of media only if the hash is the same."""
+    """Number of the first cell."""
+    cells: MediaCells
+
+    @property
+    def num_cells(self) -> int:
+        return self.cells.num_cells
+
+    @property
+    def end(self) -> int:
+        """Return the number of the first cell after the span."""
+        return self.start + self.num_cells
 
     def ids(self) -> Tokens:
-        """Return a number, made from `digest`, for each cell of the media; it is negative, which no token is."""
-        drawn = hashlib.shake_256(self.digest).digest(4 * self.num_cells)
+        """Return a number, made from the contents, for each cell; it is negative, which no token is."""
+        drawn = hashlib.shake_256(self.cells.digest).digest(4 * self.num_cells)
         return np.frombuffer(drawn, dtype="<i4").astype(np.int32) | np.int32(-(1 << 31))
 
 
@@ -192,9 +222,22 @@ class Prompt:
     """The input of a call, as a row of KV cells."""
 
     tokens: Sequence[int]
-    """One token for each cell, with the begin token if the model uses one; meaningless numbers in cells of media."""
-    media: tuple[Media, ...] = ()
-    """Media in order."""
+    """One token for each cell, with the begin token if the model uses one; meaningless numbers in cells of spans."""
+    spans: tuple[Span, ...] = ()
+    """Pictures and sounds in order."""
+
+    @classmethod
+    def of(cls, parts: Iterable[Sequence[int] | MediaCells]) -> Prompt:
+        """Return the prompt made of these runs of tokens, and pictures and sounds."""
+        tokens: list[int] = []
+        spans: list[Span] = []
+        for part in parts:
+            if isinstance(part, Sequence):
+                tokens.extend(part)
+            else:
+                spans.append(Span(len(tokens), part))
+                tokens.extend(repeat(0, part.num_cells))
+        return cls(tokens, tuple(spans))
 
     def __len__(self) -> int:
         """Return the number of cells."""
@@ -202,14 +245,32 @@ class Prompt:
 
     def ids(self) -> Tokens:
         """Return the numbers that stand for the cells in the prefix index and in the names of saved blocks."""
-        ids = np.array(self.tokens, dtype=np.int32) if self.media else np.asarray(self.tokens, dtype=np.int32)
-        for one in self.media:
+        ids = np.array(self.tokens, dtype=np.int32) if self.spans else np.asarray(self.tokens, dtype=np.int32)
+        for one in self.spans:
             ids[one.start : one.start + one.num_cells] = one.ids()
         return ids
 
     def position(self, cell: int) -> int:
-        """Return the position of a cell of the prompt (not of media), or of a cell after the prompt."""
-        return cell - sum(one.num_cells - one.num_positions for one in self.media if one.start < cell)
+        """Return the position of a cell of text, of a span's first cell, or of a cell after the prompt."""
+        return cell - sum(one.num_cells - one.cells.num_positions for one in self.spans if one.start < cell)
+
+    def positions(self) -> CellPositions | None:
+        """Return the positions of the cells; None: they are the cells' numbers."""
+        if all(one.num_cells == one.cells.num_positions for one in self.spans):
+            return None
+        return CellPositions((one.start, one.num_cells, one.cells.num_positions) for one in self.spans)
+
+    def floor(self, cell: int) -> int:
+        """Return `cell`; where a span has it and the one before it, the span's start, as spans are shared whole."""
+        return next((one.start for one in self.spans if one.start < cell < one.end), cell)
+
+    def texts(self) -> Sequence[int]:
+        """Return the tokens, without the cells of spans."""
+        if not self.spans:
+            return self.tokens
+        starts, ends = (0, *(one.end for one in self.spans)), (*(one.start for one in self.spans), len(self.tokens))
+        runs = [self.tokens[start:end] for start, end in zip(starts, ends, strict=True)]
+        return [token for run in runs for token in run]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +281,8 @@ class Path:
     scope: Scope
     num_public: int = 0
     """Number of first tokens whose KV all teams may use: those of a prompt from the catalog's `shared_prompts`."""
+    positions: CellPositions | None = None
+    """Positions of the cells; None: they are the cells' numbers."""
 
     def scope_at(self, position: int) -> Scope:
         return self.scope.public if position < self.num_public else self.scope

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -42,6 +42,8 @@ class SlotCall(Protocol):
     def num_predicted(self) -> int: ...
     @property
     def num_cells(self) -> int: ...
+    @property
+    def num_whole(self) -> int: ...
     @property
     def shifted(self) -> bool: ...
 
@@ -131,7 +133,7 @@ class SlotContents:
         request = sequence.request
         if keep and request.asked.cache_prompt and not sequence.shifted and sequence.num_cells:
             path = sequence.path()
-            path = Path(path.tokens[: sequence.num_cells], path.scope, path.num_public)
+            path = replace(path, tokens=path.tokens[: sequence.num_whole])
             held = SlotConversation(path, sequence.num_prompt, sequence.num_predicted, request.label)
             self._held[sequence.slot] = held
 
@@ -173,6 +175,9 @@ class SlotContents:
         if held is None:
             return None
         path, end = held.path, len(held.path.tokens)
+        if path.positions is not None:
+            message = f"slot {slot} holds a picture with positions in rows and columns, which is not saved; erase it"
+            raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "action"))
         if self._cache.needs_stops:
             blocks = yield from self._copied_state(path, end, max_bytes)
         else:
@@ -223,7 +228,7 @@ class SlotContents:
             if not more:
                 return blocks
             for one in more:
-                part = self._cache.cut_out(one, position, one.end)
+                part = self._cache.cut_out(one, position, one.end, path.positions)
                 if part is None:
                     return blocks
                 blocks.append(part)

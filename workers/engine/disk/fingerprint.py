@@ -209,14 +209,19 @@ class KvIdentity:
         n_ctx: int,
         loaded_at: float,
         control: str = "",
+        projector: Path | None = None,
+        image_tokens: tuple[int, int] = (0, 0),
     ) -> None:
         """`n_ctx`: cells of the llama.cpp context. `loaded_at`: time.time() just before the model was loaded.
-        `control`: the digest of the model's control vectors."""
+        `control`: the digest of the model's control vectors. `projector`: the projector's file; None: there is none.
+        `image_tokens`: its settings `image_min_tokens` and `image_max_tokens`."""
         self._header = header
         self._settings = settings
         self._hashes = hashes
         self._n_ctx = n_ctx
         self._control = control
+        self._projector = projector
+        self._image_tokens = image_tokens
         self._loaded_at = loaded_at
         self._lock = threading.Lock()
         self._found: bytes | None = None
@@ -225,10 +230,12 @@ class KvIdentity:
         """Return the fingerprint; None: `stop` returned True. May read all the model. Raises ModelChanged, OSError."""
         with self._lock:
             if self._found is None:
-                model = self._hashes.digest(parts_of(self._header), loaded_at=self._loaded_at, stop=stop)
+                files = [*parts_of(self._header), *([self._projector] if self._projector else [])]
+                model = self._hashes.digest(files, loaded_at=self._loaded_at, stop=stop)
                 if model is not None:
                     facts = context_facts(
                         self._header, self._settings, build=build_id(), n_ctx=self._n_ctx, control=self._control
                     )
-                    self._found = fingerprint(model, facts)
+                    eyes = {} if self._projector is None else {"image_tokens": self._image_tokens}
+                    self._found = fingerprint(model, facts | eyes)
             return self._found

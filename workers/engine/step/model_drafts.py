@@ -88,7 +88,7 @@ class ModelDrafts:
 
     def _expected(self, offer: Offer) -> list[float]:
         """Return the chances of what the model would probably guess for a call."""
-        if offer.sequence.request.prompt.media:
+        if offer.sequence.request.prompt.spans:
             return []
         return list(accumulate([offer.drafts.model_rate] * min(offer.most, self._spec.n_max), mul))
 

@@ -23,7 +23,7 @@ from workers.engine.pace import MOVE_S, AnswerLengths, PrefillPace
 from workers.engine.step.sampling import within_share
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.shares import FIRST_SLICE, gives_way, goes_before, is_shared, last_of, next_in
-from workers.engine.step.step_plan import ROWS_MULTIPLES, Beside, Limits, Plan, plan_step
+from workers.engine.step.step_plan import ROWS_MULTIPLES, Beside, Chunk, Limits, Plan, plan_step
 from workers.protocol.events import CallEvent, CallFailed, Failure
 
 MIN_WAIT_TOKENS = 16
@@ -69,6 +69,8 @@ class Scheduler:
         # Slots are taken from the end: low numbers first, and the slot that was freed last is used next.
         self._free_slots = list(range(slots - 1, -1, -1))
         self._lengths = lengths
+        self._was_media = False
+        """Whether the last step that could choose computed cells of a picture or sound."""
         self._calm_steps = 0
         self._calm: Plan[Sequence] | None = None
         """The last plan, which the next `_calm_steps` steps repeat."""
@@ -77,8 +79,9 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Return whether a step can do something: whether a call runs, or waits for something other than the disk."""
-        return bool(self.running) or any(not sequence.fetching for sequence in self.waiting)
+        """Return whether a step can do something: whether a call runs, or waits for something other than the disk
+        and the encoder."""
+        return bool(self.running) or any(not (one.fetching or one.encoding) for one in self.waiting)
 
     def calm_plan(self) -> Plan[Sequence] | None:
         """Return the last plan if the next step can repeat it (all calls go on decoding, and have room); else None."""
@@ -157,6 +160,7 @@ class Scheduler:
         while True:
             ready = chosen([sequence for sequence in self.running if sequence.ready])
             ready = within_share(ready, now if may_pass else math.inf)
+            reader, ready = self._turn_of_media(ready)
             num_decode = sum(sequence.decoding for sequence in ready)
             if not (self._cache.make_room(num_decode + SPARE_CELLS) or self._cache.make_room(num_decode)):
                 self._preempt()
@@ -165,16 +169,46 @@ class Scheduler:
             if left:
                 # At least a tile of rows: a step of fewer may be padded.
                 self._cache.make_room(num_decode + min(max(left, ROWS_MULTIPLES[0]), self._limits.n_ubatch))
-            room = self._cache.num_free
-            plan = plan_step(ready, self._limits, self._beside(ready, now), room)
+            beside = self._beside(ready if reader is None else [reader, *ready], now)
+            num_media = 0 if reader is None else self._num_media(reader, num_decode, beside)
+            room = self._cache.num_free - num_media
+            plan = plan_step(ready, self._limits, beside, room)
+            if reader is not None and num_media:
+                plan.media, reader.read_at = Chunk(reader, num_media), now
             if may_pass and left and not plan.prefill:
                 may_pass = False  # no prompt could be computed after all, so no slow call has to be left out
                 continue
-            if plan.num_tokens or not ready:
+            if plan.num_tokens or plan.media or not (ready or reader):
                 self.num_spare = room - plan.num_tokens
                 self._calm, self._calm_steps = plan, self._num_calm(plan, room)
                 return plan
             self._preempt()
+
+    def _turn_of_media(self, ready: list[Sequence]) -> tuple[Sequence | None, list[Sequence]]:
+        """Return the call of which a step computes a picture or sound, or None, and the calls whose tokens it computes.
+
+        Where both wait, pictures and prompts take turns, so that no step is longer for it. Answers go on in each."""
+        readers = [one for one in ready if one.reads_media]
+        if not readers:
+            return None, ready
+        others = [one for one in ready if not one.reads_media]
+        self._was_media = not (self._was_media and any(one.num_prompt_left for one in others))
+        if not self._was_media:
+            return None, others
+        return min(readers, key=_read_at), [one for one in others if not one.num_prompt_left]
+
+    def _num_media(self, reader: Sequence, num_decode: int, beside: Beside) -> int:
+        """Return how many cells of its picture or sound a step computes for a call; 0: there is no room for them."""
+        num_cells, limits = reader.num_next, self._limits
+        is_causal = reader.prompt.spans[reader.span].cells.is_causal
+        if is_causal:
+            most = min(max(beside.prompts, limits.min_prefill), beside.most) if beside.streams else limits.n_ubatch
+            num_cells = min(num_cells, most)
+        self._cache.make_room(num_decode + num_cells)
+        room = self._cache.num_free - num_decode
+        if num_cells <= room:
+            return num_cells
+        return max(0, room) if is_causal else 0
 
     def _beside(self, ready: list[Sequence], now: float) -> Beside:
         """Return the limits on a step's prompt tokens: lower ones if other teams' answers run or soon may."""
@@ -347,7 +381,7 @@ class Scheduler:
                 if one.scope.adapters != sequence.scope.adapters:
                     continue
                 most = min(most, one.num_public, sequence.num_public)
-            num_common = min(common(one.tokens(), sequence.tokens()), most)
+            num_common = sequence.prompt.floor(min(common(one.tokens(), sequence.tokens()), most))
             if num_common > one.num_cells:
                 yield one, num_common
 
@@ -389,6 +423,10 @@ class Scheduler:
         sequence.waits_for = None
         if sequence.id != NOWHERE:
             self._cache.leave(sequence, keep=keep)
+
+
+def _read_at(sequence: Sequence) -> float:
+    return sequence.read_at
 
 
 def _order(sequence: Sequence) -> tuple[float, float, int]:

@@ -8,6 +8,7 @@ from workers.constraint.mask import MaskPending
 from workers.engine.adapters.turns import NO_ADAPTERS, AdapterSet
 from workers.engine.cache.cached_sequence import NOWHERE, CachedSequence
 from workers.engine.cache.prompt import Scope
+from workers.engine.encoder import Encoding
 from workers.engine.request import EngineRequest
 from workers.engine.speculation.drafts import Drafts
 from workers.engine.step.answer_text import AnswerText
@@ -62,7 +63,8 @@ class Sequence(CachedSequence):
 
     __slots__ = (
         *("_ends", "_hooks", "_mask", "_num_prompt_told", "_num_untold", "_piece", "_ruled_out", "_text", "is_plain"),
-        *("adapter_set", "chain", "cost", "decoding", "drafts", "first_token_at", "limit", "num_cached"),
+        *("adapter_set", "chain", "cost", "decoding", "drafts", "encoding", "encodings", "first_token_at", "limit"),
+        *("num_cached", "read_at"),
         *("num_predicted", "num_preempted", "order", "pending", "request", "row", "sampler", "slice", "slot"),
         *("started_at", "team", "token", "token_at", "waits_for", "waits_since", "waits_until", "weight"),
     )
@@ -99,6 +101,12 @@ class Sequence(CachedSequence):
         `num_preempted`: times that the call lost its slot and cells, for lack of cells or to another team's call."""
         self.decoding = False
         """Whether all of the call's tokens except the newest are in the cache."""
+        self.encodings: dict[int, Encoding] = {}
+        """Number of a span -> its embeddings, from when they are needed to the end of the call."""
+        self.read_at = 0.0
+        """Time at which cells of a picture or sound were last computed."""
+        self.encoding = False
+        """Whether the call waits for embeddings."""
         self.drafts: Drafts | None = None
         """Guesses what comes next, for steps to compute beside the newest token; None: the answer is not drafted."""
         self.row = self.token = 0
@@ -131,8 +139,12 @@ class Sequence(CachedSequence):
 
     @property
     def num_next(self) -> int:
-        """Return the maximum number of prompt tokens that the next step may compute for the call."""
-        ahead = [stop for stop in self.stops if stop > self.num_cells] if self.stops else ()
+        """Return the maximum number of prompt tokens, or of cells of one span, that the next step may compute."""
+        ahead = [stop for stop in self.stops if stop > self.num_cells] if self.stops else []
+        for one in self.prompt.spans:
+            if one.end > self.num_cells:
+                ahead.append(one.start if one.start > self.num_cells else one.end)
+                break
         num_next = min(ahead) - self.num_cells if ahead else self.num_prompt_left
         return min(num_next, PROMPT_LOGITS) if self.tells_prompt else num_next
 
@@ -142,14 +154,19 @@ class Sequence(CachedSequence):
         return self._num_prompt_told < self.num_prompt
 
     @property
+    def reads_media(self) -> bool:
+        """Return whether the next cell to compute is of a picture or a sound."""
+        return bool(self.prompt.spans) and not self.decoding and self.span != NOWHERE
+
+    @property
     def is_back(self) -> bool:
         """Return whether the call was preempted in the middle of its answer, and must recompute tokens to go on."""
         return self.num_predicted > 0 and not self.decoding
 
     @property
     def ready(self) -> bool:
-        """Return whether a step can compute something for the call: it waits for no restore, context shift or mask."""
-        may_compute = self.id != NOWHERE and not self.restores and not self.is_full
+        """Return whether a step can compute something for the call: it waits for no restore, media, shift or mask."""
+        may_compute = self.id != NOWHERE and not self.restores and not self.is_full and not self.encoding
         return may_compute and (self.pending is None or not self.decoding)
 
     def start(self, slot: int, now: float, events: list[CallEvent]) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
+import numpy as np
+
 from workers.engine.pace import AnswerLengths
 from workers.engine.speculation.draft_model import DraftModel
 from workers.engine.speculation.drafts import Drafts
@@ -91,7 +93,7 @@ class Speculator:
         if not self._is_able or not asked.enabled:
             return None
         return Drafts(
-            sequence.tokens(),
+            np.asarray(sequence.prompt.texts(), dtype=np.int32) if sequence.prompt.spans else sequence.tokens(),
             self._rates,
             room=sequence.limit,
             is_greedy=sequence.chain.greedy,

@@ -75,10 +75,12 @@ class Plan(Generic[S]):
 
     decode: list[Decode[S]]
     prefill: list[Chunk[S]]
+    media: Chunk[S] | None = None
+    """Cells of a picture or sound, which have a `llama_decode` of their own; None: there are none."""
     decoding: list[S] = field(init=False)
     """The sequences of the parts in `decode`, in the same order."""
     num_tokens: int = field(init=False)
-    """Number of rows of the batch: a row is a token."""
+    """Number of rows of the batch: a row is a token. Cells of `media` do not count."""
     has_drafts: bool = field(init=False)
 
     def __post_init__(self) -> None:

@@ -21,8 +21,10 @@ from workers.engine.cache.report import CacheReport
 from workers.engine.cache.slots import SlotContents
 from workers.engine.counters import EngineCounters, Tally, TokenGaps
 from workers.engine.disk.link import DiskLink, DrainWriter
+from workers.engine.encoder import MediaEncoder
 from workers.engine.pace import MOVE_S, AnswerLengths, MovePace, PrefillPace
 from workers.engine.request import CallLeft, IntegrityError
+from workers.engine.step.media import MediaSpans
 from workers.engine.step.scheduler import SPARE_CELLS, Scheduler
 from workers.engine.step.sequence import NO_MEMORY, NOT_A_NUMBER, PENDING, Outcome, Pending, Sequence
 from workers.engine.step.speculator import DraftSources, Speculator
@@ -30,6 +32,7 @@ from workers.engine.step.step_plan import (
     MULTIPLE,
     ROWS_MULTIPLES,
     BatchLayouts,
+    Chunk,
     Decode,
     Layout,
     Limits,
@@ -81,12 +84,15 @@ class Stepper:
         n_ctx: int,
         ram_bytes: int,
         drafts: DraftSources,
+        encoder: MediaEncoder | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_end(key)` is called when a call is over and its slot, cells and adapters are released.
 
         `disk(pace, by_range)` makes the link to the disk tier; `by_range`: it saves blocks of tokens, not whole states.
         `n_ctx`: maximum length of one conversation, tokens. `ram_bytes`: maximum memory for prefixes in RAM. `drafts`:
-        where drafts of answers come from."""
+        where drafts of answers come from. `encoder`: makes embeddings of pictures and sounds; None: calls have none.
+        `wake`: has this thread look again; any thread calls it."""
         self.events: list[CallEvent] = []
         """Events of the last steps; the caller takes them out."""
         self._context, self._n_ctx = context, n_ctx
@@ -113,6 +119,7 @@ class Stepper:
         self.slots = SlotContents(self._cache, self._scheduler.running, self._disk, num_slots=slots, n_ctx=n_ctx)
         self.cache_report = CacheReport(self._cache, self._disk)
         self._batch = context.new_batch()
+        self._media = MediaSpans(encoder, context, wake)
         self._adapter_turns: AdapterTurns[bytes] = AdapterTurns()
         self._can_pad = by_range
         self._layouts = BatchLayouts(fixed=context.on_gpu, can_pad=by_range)
@@ -195,6 +202,7 @@ class Stepper:
         """Add a new call."""
         self._scheduler.join(sequence)
         self.speculator.join(sequence)
+        self._media.may_enter(sequence, self._cache)
         self._black_box.began(sequence.key, sequence.request.label)
 
     def drop(self, key: int) -> None:
@@ -221,12 +229,22 @@ class Stepper:
         if not self._has_memory(plan):
             for sequence in tuple(self._scheduler.running):
                 self._fail(sequence, NO_MEMORY)
-        elif plan.prefill:
+            return
+        if plan.prefill:
             for part in self._parts(plan):
                 self._run(part, self._num_empty(part))
                 self._sample(part)
         elif plan.decode:
             self._decode(plan, started_at)
+        if plan.media is not None:
+            self._read_media(plan.media)
+        elif not plan.num_tokens:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait a little for what calls with a slot wait for, since there is nothing to compute."""
+        if any(one.encoding for one in self._scheduler.running):
+            self._media.wait(PENDING_S)
         elif self._pending and (is_ready := self._pending[0].pending) is not None:
             is_ready(PENDING_S)
 
@@ -282,6 +300,7 @@ class Stepper:
         plan = scheduler.calm_plan()
         if plan is None:
             self._admit()
+            self._media.look(scheduler.running)
             self._shift_full()
             plan = scheduler.plan(self._of_one_turn)
         self._cache.tidy(self._num_decodes, MOVE_S)
@@ -294,8 +313,14 @@ class Stepper:
         scheduler = self._scheduler
         scheduler.admit(self.events, self._may_enter)
         refused, scheduler.refused = scheduler.refused, []
+        refused += [(one, why) for one in self._unreadable() if (why := self._media.failure(one)) is not None]
         for sequence, failure in refused:
             self._fail(sequence, failure)
+
+    def _unreadable(self) -> list[Sequence]:
+        """Return the calls with a picture or sound that could not be encoded."""
+        scheduler = self._scheduler
+        return [one for one in (*scheduler.running, *scheduler.waiting) if one.encodings and self._media.failure(one)]
 
     def _clean(self) -> None:
         """Clear the cache: without flash attention, a cell with a NaN spoils all sequences, even a free cell."""
@@ -404,6 +429,20 @@ class Stepper:
         self._num_decodes += 1
         self._num_busy += self.num_running
         self._num_switches += switched
+
+    def _read_media(self, chunk: Chunk[Sequence]) -> None:
+        """Compute cells of a picture or sound."""
+        sequence = chunk.sequence
+        switched = self._adapters.apply(sequence.adapter_set)
+        start = time.perf_counter()
+        self._media.compute(chunk)
+        self._decoded_at = time.perf_counter()
+        self._pace.note(chunk.num_tokens, self._decoded_at - start)
+        self._decode_s.add(self._decoded_at - start)
+        self._num_decodes += 1
+        self._num_busy += self.num_running
+        self._num_switches += switched
+        self._sample(Plan([], [chunk]))
 
     def _of_one_turn(self, ready: list[Sequence]) -> list[Sequence]:
         """Return the calls whose adapters have the turn. At most one of them is a call that wants the probabilities of
@@ -549,6 +588,7 @@ class Stepper:
         """Release everything that the call holds. `keep`: its prefix stays in the cache for later calls."""
         sequence.chain.close()
         sequence.pending = None
+        sequence.encodings.clear()
         if keep:
             self.speculator.ended(sequence)
         self._adapters.release(sequence.adapter_set)
@@ -562,7 +602,9 @@ class Stepper:
     def _may_enter(self, sequence: Sequence) -> bool:
         if self._spoiled and time.monotonic() - self._spoiled_at < CLEAN_WAIT_S:
             return False
-        return self._disk is None or self._disk.may_enter(sequence, self._cache)
+        if self._disk is not None and not self._disk.may_enter(sequence, self._cache):
+            return False
+        return self._media.may_enter(sequence, self._cache)
 
     def _evicted(self, block: Block) -> None:
         if self._disk is not None:

@@ -15,32 +15,12 @@ from llama_cpp import mtmd_cpp as m
 from numpy.typing import NDArray
 
 from workers.llama.native import MediaRefused
+from workers.media.bounds import MediaLimits
 
 Pixels = NDArray[np.uint8]
 Samples = NDArray[np.float32]
 Tokens = NDArray[np.int32]
 Positions = NDArray[np.int32]
-
-MAX_ASPECT = 200
-"""Maximum ratio of a picture's sides. Every row has one cell at least, so thin pictures have more cells than
-`image_max_tokens` says; of the longest ones some kinds make no picture at all."""
-
-MIN_SECONDS = 0.1
-"""Minimum length of a sound: of one sample libmtmd ends the process, and of less than two frames some encoders do."""
-
-
-@dataclass(frozen=True, slots=True)
-class MediaLimits:
-    """Bounds the media that one prompt may have."""
-
-    max_side: int = 8192
-    """Maximum width and height of a picture."""
-    max_pixels: int = 32 << 20
-    """Maximum pixels of a picture: libmtmd holds 15 bytes for each while it changes its size."""
-    max_seconds: float = 600.0
-    """Maximum length of a sound."""
-    max_media: int = 32
-    """Maximum pictures and sounds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,18 +38,8 @@ class Picture:
     def check(self, limits: MediaLimits) -> None:
         """Raise MediaRefused if libmtmd must not be given the picture."""
         height, width, _ = self.pixels.shape
-        if not height or not width:
-            raise MediaRefused("a picture has no pixels; send one that has")
-        if max(height, width) > limits.max_side or height * width > limits.max_pixels:
-            raise MediaRefused(
-                f"a picture of {width:,} x {height:,} pixels is more than the {limits.max_side:,} for a side, or the "
-                f"{limits.max_pixels:,} in all, that are read; send a smaller one"
-            )
-        if max(height, width) > MAX_ASPECT * min(height, width):
-            raise MediaRefused(
-                f"a picture of {width:,} x {height:,} pixels is more than {MAX_ASPECT} times as long as wide; "
-                "cut it into parts"
-            )
+        if fault := limits.picture_fault(width, height):
+            raise MediaRefused(fault)
 
     def digest(self) -> bytes:
         """Return a hash of the contents."""
@@ -91,12 +61,8 @@ class Sound:
 
     def check(self, limits: MediaLimits, sample_rate: int) -> None:
         """Raise MediaRefused if libmtmd must not be given the sound."""
-        seconds = len(self.samples) / sample_rate
-        if not MIN_SECONDS <= seconds <= limits.max_seconds:
-            raise MediaRefused(
-                f"a sound of {seconds:,.2f} seconds is not read, only of {MIN_SECONDS} to {limits.max_seconds:,.0f}; "
-                "send a longer one, or cut it into parts"
-            )
+        if fault := limits.sound_fault(len(self.samples) / sample_rate):
+            raise MediaRefused(fault)
         if not np.isfinite(self.samples).all():
             raise MediaRefused("a sound holds samples that are no numbers; encode it again")
 

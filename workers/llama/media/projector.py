@@ -26,12 +26,9 @@ from numpy.typing import NDArray
 
 from workers.llama.gguf import GgufHeader
 from workers.llama.media.parts import (
-    MAX_ASPECT,
-    MIN_SECONDS,
     Chunk,
     MediaChunk,
     MediaKind,
-    MediaLimits,
     NativeChunk,
     Part,
     Picture,
@@ -45,6 +42,7 @@ from workers.llama.media.projector_file import read_projector
 from workers.llama.model import Model
 from workers.llama.native import EncodeFailed, MediaRefused, ModelError, ModelTooLarge, NativeOwner, native_log
 from workers.llama.tokens.vocab import NO_TOKEN, Vocab
+from workers.media.bounds import MAX_ASPECT, MIN_SECONDS, MediaLimits
 
 Embeddings = NDArray[np.float32]
 
@@ -169,6 +167,16 @@ class Projector(NativeOwner):
         if not np.isfinite(embeddings).all():
             raise EncodeFailed(f"{self.path}: what it makes of a {chunk.kind.name.lower()} is not a number")
         return embeddings
+
+    def num_picture_cells(self, width: int, height: int) -> int:
+        """Return the cells of a picture of this size, those of its slices together; 0: the model reads none."""
+        return sum(self._cells(m.mtmd_bitmap_init(width, height, None))) if self.sees else 0
+
+    def num_sound_cells(self, seconds: float) -> int:
+        """Return the cells of a sound of this length; 0: the model reads none."""
+        if self.sample_rate is None:
+            return 0
+        return sum(self._cells(m.mtmd_bitmap_init_from_audio(int(seconds * self.sample_rate), None)))
 
     def warm_up(self) -> None:
         """Encode the smallest picture and the shortest sound, so that buffers are there, and that libmtmd ends the
@@ -317,9 +325,12 @@ class Projector(NativeOwner):
 
     def _largest_chunk(self, width: int, height: int) -> int:
         """Return the most cells of a chunk of a picture of this size. Takes microseconds: there are no pixels."""
-        with self._tokenized(m.mtmd_bitmap_init(width, height, None)) as found:
-            cells: list[int] = [m.mtmd_input_chunk_get_n_tokens(native) for native in found]
-        return max(cells)
+        return max(self._cells(m.mtmd_bitmap_init(width, height, None)))
+
+    def _cells(self, bitmap: int) -> list[int]:
+        """Return the number of cells, or of tokens, of each chunk of a bitmap, which is freed."""
+        with self._tokenized(bitmap) as found:
+            return [m.mtmd_input_chunk_get_n_tokens(native) for native in found]
 
 
 def _tokens(native: int) -> Tokens:

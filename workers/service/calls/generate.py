@@ -20,7 +20,7 @@ from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts, is_quick, text_chars
 from workers.chat.tools import Parser
 from workers.constraint.thought import Thought, thought_before
-from workers.engine.cache.prompt import Prompt
+from workers.engine.cache.prompt import Prompt, Span
 from workers.engine.request import EngineRequest, TokenMask
 from workers.llama.sampling.stages import MAX_SEED, settled
 from workers.protocol.events import CallFailed, Failed, Failure, FailureCode
@@ -68,7 +68,7 @@ class _Reading(NamedTuple):
     """Holds what is read from a request before the answer is made. It is read once, since a request's template values
     and schemas can be megabytes long."""
 
-    tokens: Sequence[int]
+    prompt: Prompt
     num_public: int
     """Number of leading tokens that all teams may reuse."""
     chain: Chain
@@ -159,20 +159,20 @@ class GenerateCalls:
             FailureCode.INTERNAL, "the worker could not begin the call; its log says why"
         )
         try:
-            tokens, num_public, chain, thought, parser, prediction = await self._prompt(call, submit)
+            prompt, num_public, chain, thought, parser, prediction = await self._prompt(call, submit)
             mask = await self._mask(call, submit, thought)
-            sampling, begun = self._sampling(request.sampling), Begun(len(tokens))
+            sampling, begun = self._sampling(request.sampling), Begun(len(prompt))
             if "settings" in request.tell:
                 sampling = _with_seed(sampling)
-                told = self._lane.run(submit.tenant, 0, self._with_settings, begun, tokens, request, sampling)
+                told = self._lane.run(submit.tenant, 0, self._with_settings, begun, prompt.texts(), request, sampling)
                 begun = await self._prepared(call, submit, told)
             if key not in self._calls:
                 raise CallFailed(_cancelled(submit.call))
             call.parser = parser
             if request.cache_prompt:
-                call.adverts = CallAdverts(self._adverts, key, request, chain, len(tokens))
-                self.rates.accepted(call.adverts.num_bytes, len(tokens))
-            engine_request = self._engine_request(key, tokens, num_public, prediction, mask, sampling, submit)
+                call.adverts = CallAdverts(self._adverts, key, request, chain, len(prompt))
+                self.rates.accepted(call.adverts.num_bytes, len(prompt))
+            engine_request = self._engine_request(key, prompt, num_public, prediction, mask, sampling, submit)
             await self._hand_over(call, engine_request, submit)
             outcome = begun
         except CallFailed as failed:
@@ -186,7 +186,7 @@ class GenerateCalls:
     def _engine_request(
         self,
         key: int,
-        tokens: Sequence[int],
+        prompt: Prompt,
         num_public: int,
         prediction: Sequence[int],
         mask: TokenMask | None,
@@ -196,7 +196,7 @@ class GenerateCalls:
         return EngineRequest(
             key,
             submit.request,
-            Prompt(tokens),
+            prompt,
             sampling,
             label=submit.request_id,
             tenant=submit.tenant,
@@ -284,7 +284,8 @@ class GenerateCalls:
 
     def _read(self, submit: Submit) -> _Reading:
         request = submit.request
-        tokens = self._prompts.tokens(request)
+        prompt = self._prompts.fitting(request)
+        tokens = prompt.tokens
         if 0 < request.prompt_probs < len(tokens):
             message = (
                 f"the prompt has {len(tokens)} tokens, and `echo` with `logprobs` tells the probabilities of "
@@ -296,7 +297,9 @@ class GenerateCalls:
         chain = chain_of(request, submit.tenant, self._adapter_hashes())
         thought = thought_before(request, tokens, self._answers)
         prediction = self._prompts.prediction(request)
-        return _Reading(tokens, num_public, chain, thought, self._answers.parser(request, tokens), prediction)
+        parser = self._answers.parser(request, tokens)
+        spans = tuple(Span(start, cells) for start, cells in prompt.media)
+        return _Reading(Prompt(tokens, spans), num_public, chain, thought, parser, prediction)
 
     def _sampling(self, asked: Sampling) -> Sampling:
         """Return the caller's parameters, and the model's defaults for unset ones; the engine fills in the rest."""

@@ -278,6 +278,7 @@ class Rates:
             backlog_tokens=engine.backlog_tokens,
             free_in_ms=_rounded(self._free_in_s(engine) * 1e3),
             prefill_ms=_rounded(engine.prefill_s * 1e3),
+            encode_ms=_rounded(engine.encode_s * 1e3),
             decode_ms=_rounded(self._decode_s * 1e3),
             hold_ms=_rounded(self._hold_s * 1e3),
             answer_tokens=engine.answer_tokens,

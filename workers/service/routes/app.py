@@ -75,9 +75,9 @@ def _bearer(token: str) -> bytes:
 
 METRICS_PATH = "/metrics"
 
-MAX_SUBMIT_BYTES = 64 << 20
-"""Maximum bytes of the body of a submit: far above a gateway's own bound (8 MiB by default), so only a broken peer
-exceeds it."""
+MAX_SUBMIT_BYTES = 128 << 20
+"""Maximum bytes of the body of a submit: far above a gateway's own bounds (8 MiB of text and 32 MiB of pictures and
+sounds by default, at most 64 MiB of these, which are 86 MiB of base64), so only a broken peer exceeds it."""
 
 MAX_CANCEL_BYTES = 1 << 20
 """Maximum bytes of the body of a cancel, which holds only numbers of calls."""

@@ -50,7 +50,7 @@ from workers.service.routes.bodies import (
     while_peer_stays,
 )
 
-MAX_RENDER_BYTES = 64 << 20
+MAX_RENDER_BYTES = 128 << 20
 """Maximum bytes of the body of a request to render a prompt (`Render`), the same as of a call's `Submit`."""
 
 JOINED_AT_ONCE = 1024

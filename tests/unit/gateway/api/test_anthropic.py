@@ -250,11 +250,11 @@ def test_what_is_wrong_is_named(parameters: dict[str, Any], param: str, said: st
 
 
 def test_what_no_model_reads_is_not_supported() -> None:
-    image = {"type": "image", "source": {"type": "url", "url": "http://example.org/x.png"}}
+    image = {"type": "image", "source": {"type": "file", "file_id": "f"}}
     error = refusal(messages=[{"role": "user", "content": [image]}])
     assert isinstance(error, NotSupported)
     assert ANTHROPIC.status(error) == 501
-    assert error.param == "messages.0.content.0"
+    assert error.param == "messages.0.content.0.source"
 
 
 def test_tools_and_servers_of_the_provider_are_refused() -> None:

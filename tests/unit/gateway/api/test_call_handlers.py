@@ -42,7 +42,7 @@ async def test_it_tells_what_the_body_takes(num_messages: int, is_much: bool) ->
     begin_request_log(scope, NoTracer())
     intake, resolver = Intake(8 << 20, MemoryBudget(1 << 30), DecodingThread(), lambda: 4096), Resolver()
     nobody = cast(Any, None)
-    calls = CallHandlers(cast(Any, resolver), nobody, intake, Pings(15.0), nobody, nobody)
+    calls = CallHandlers(cast(Any, resolver), nobody, intake, Pings(15.0), nobody, nobody, nobody)
 
     async def receive() -> Message:
         return {"type": "http.request", "body": raw}

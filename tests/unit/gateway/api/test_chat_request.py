@@ -197,8 +197,8 @@ def test_what_is_not_supported_is_named_with_a_remedy(parameters: dict[str, Any]
     assert words in error.message
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
-def test_pictures_and_sounds_are_for_other_models(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["video_url", "input_video", "audio_url"])
+def test_films_are_for_other_servers(kind: str) -> None:
     error = refused(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": kind, kind: {}}]}])
     assert type(error) is NotSupported
     assert (error.status, error.param) == (501, "messages.0.content.1")

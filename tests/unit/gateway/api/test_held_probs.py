@@ -27,6 +27,7 @@ from gateway.api.intake.memory_budget import (
     MemoryBudget,
     ProbabilityBudget,
 )
+from gateway.api.media.loader import MediaLoader
 from gateway.api.openai.dialects import ChatDialect, CompletionDialect
 from gateway.api.responses.events import EventWriter
 from gateway.api.responses.request import read_draft
@@ -214,7 +215,7 @@ async def asked_of(budget: MemoryBudget, end: Callable[[], Finished | None]) -> 
     begin_request_log(scope, NoTracer())
     pipeline, intake = cast(Any, Pipeline(end)), Intake(8 << 20, budget, DecodingThread(), lambda: 4096)
     nobody = cast(Any, None)
-    calls = CallHandlers(cast(Any, Resolver()), pipeline, intake, Pings(15.0), nobody, nobody)
+    calls = CallHandlers(cast(Any, Resolver()), pipeline, intake, Pings(15.0), nobody, nobody, MediaLoader(nobody))
     came: list[Message] = [{"type": "http.request", "body": raw}]
     sent: list[Message] = []
 

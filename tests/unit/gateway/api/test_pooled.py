@@ -194,5 +194,5 @@ def test_every_parameter_of_openai_is_read_or_ignored() -> None:
 
 def test_images_are_not_embedded() -> None:
     for part in ({"content": [{"type": "image_url"}]}, {"prompt_string": "a", "multimodal_data": ["AA"]}):
-        with pytest.raises(NotSupported, match="read text"):
+        with pytest.raises(NotSupported, match="texts only"):
             asked(input=part)

@@ -16,6 +16,7 @@ from starlette.types import Scope
 from gateway.api.intake.decoding import INLINE_BYTES, DecodingThread, ResultT
 from gateway.api.intake.intake import Intake
 from gateway.api.intake.memory_budget import MemoryBudget
+from gateway.api.media.loader import MediaLoader
 from gateway.api.responses import items, records, request
 from gateway.api.responses.create import Preparation
 from gateway.api.responses.events import EventWriter
@@ -113,7 +114,7 @@ async def test_references_count_as_what_they_stand_for(num_references: int, is_m
     raw, principal, lane = json.dumps(body).encode(), CALL.principal, Lane()
     scope: Scope = {"type": "http", "method": "POST", "path": "/v1/responses", "headers": []}
     request_log = RequestLog("id", "POST", "/v1/responses")
-    preparation = Preparation(cast(Any, Resolver()), cast(Any, None))
+    preparation = Preparation(cast(Any, Resolver()), cast(Any, None), MediaLoader(cast(Any, None)))
     responses = ResponseStore(Kept(encode_record(record)), 16 << 20)
     with closing(Intake(8 << 20, MemoryBudget(1 << 30), lane, lambda: 0).message(principal, raw)) as taken:
         asked, call = await preparation.prepare(read_draft(raw), responses, taken, principal, request_log, scope)

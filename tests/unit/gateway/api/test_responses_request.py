@@ -15,7 +15,6 @@ from gateway.api.responses.records import NewRecord, Record, decode_record, enco
 from gateway.api.responses.request import LONG_CHARS, MAX_REPEATED_BYTES, Draft, ResponseRequest, draft_of, read_draft
 from gateway.errors import (
     InvalidRequest,
-    NotSupported,
     PreviousNotFound,
     ResponseNotFound,
     TakesTooMuch,
@@ -228,7 +227,11 @@ def test_the_rest_of_the_parameters() -> None:
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, InvalidRequest, "input.0.arguments"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, InvalidRequest, "input.0.call_id"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, UnsupportedParameter, "input.0"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, NotSupported, "input.0.content.0"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            InvalidRequest,
+            "input.0.content.0.image_url",
+        ),
         ({"input": [{"role": "user", "content": [{"type": "hologram"}]}]}, UnsupportedParameter, "input.0.content.0"),
         ({"tools": [{"type": "web_search"}]}, UnsupportedParameter, "tools.0"),
         ({"tools": [{"type": "function"}]}, InvalidRequest, "tools.0.name"),

@@ -62,10 +62,10 @@ def test_the_begin_token_is_there_once(source: str, bos: str, adds: bool) -> Non
 
 def test_text_tokens_and_both_in_turn() -> None:
     one = prompts()
-    assert one.tokens(GenerateRequest(prompt="ab")) == [BEGIN, *codes("ab")]
-    assert one.tokens(GenerateRequest(prompt=(7, 8))) == [7, 8]
-    assert one.tokens(GenerateRequest(prompt=("a", 7, "b", "c"))) == [BEGIN, *codes("a"), 7, *codes("bc")]
-    assert one.tokens(GenerateRequest(prompt=(7, "b"))) == [7, *codes("b")]
+    assert one.fitting(GenerateRequest(prompt="ab")).tokens == [BEGIN, *codes("ab")]
+    assert one.fitting(GenerateRequest(prompt=(7, 8))).tokens == [7, 8]
+    assert one.fitting(GenerateRequest(prompt=("a", 7, "b", "c"))).tokens == [BEGIN, *codes("a"), 7, *codes("bc")]
+    assert one.fitting(GenerateRequest(prompt=(7, "b"))).tokens == [7, *codes("b")]
     failure = refused(one, prompt=("a", 0x110000))
     assert (failure.code, failure.param) == (FailureCode.INVALID_REQUEST, "prompt")
     assert "token 1114112 at position 1" in failure.message
@@ -86,7 +86,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_it_is_tokenised() -> None:
     one = Prompts(ChatTemplate("{{ messages[0].content }}"), tokenizer, num_tokens=100, n_ctx=100)
     for request in (GenerateRequest(prompt="x" * 150), GenerateRequest(messages=(Message("user", "x" * 150),))):
         with pytest.raises(CallFailed) as caught:
-            one.tokens(request)
+            one.fitting(request)
         failure = caught.value.failure
         assert (failure.code, failure.num_prompt_tokens, failure.n_ctx) == (FailureCode.CONTEXT_OVERFLOW, 150, 100)
         assert failure.message.startswith("the prompt has 150 tokens, the context 100, answer included; ")
@@ -94,7 +94,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_it_is_tokenised() -> None:
         assert len(one.prompt(request).tokens) >= 150, "who only counts is told the whole number"
     tokenizer.asked.clear()
     with pytest.raises(CallFailed) as caught:
-        one.tokens(GenerateRequest(prompt=(*[7] * 60, "x" * 60, "y")))
+        one.fitting(GenerateRequest(prompt=(*[7] * 60, "x" * 60, "y")))
     assert (caught.value.failure.num_prompt_tokens, tokenizer.asked) == (120, [])
 
 
@@ -102,7 +102,7 @@ def test_tokenising_of_parts_stops_when_there_are_too_many() -> None:
     tokenizer = Recorder()
     one = Prompts(None, tokenizer, num_tokens=100, n_ctx=100)
     with pytest.raises(CallFailed) as caught:
-        one.tokens(GenerateRequest(prompt=tuple(["x" * 30] * 50)))
+        one.fitting(GenerateRequest(prompt=tuple(["x" * 30] * 50)))
     assert caught.value.failure.num_prompt_tokens == 121
     assert len(tokenizer.asked) == 4
 
@@ -111,11 +111,15 @@ def test_a_million_tokens_are_gone_through_run_by_run() -> None:
     """Not in one call, in which no other thread runs; what is told of them is the same."""
     one = prompts()
     tokens = [number % 1000 for number in range(1_100_000)]
-    assert list(one.tokens(GenerateRequest(prompt=tuple(tokens)))) == tokens
+    assert list(one.fitting(GenerateRequest(prompt=tuple(tokens))).tokens) == tokens
     tokens[1_050_000] = -1
     assert "token -1 at position 1050000;" in refused(one, prompt=tuple(tokens)).message
     tokens[1_050_000], tokens[40_000] = 7, "b"  # type: ignore[call-overload]
-    assert list(one.tokens(GenerateRequest(prompt=tuple(tokens)))) == [*tokens[:40_000], ord("b"), *tokens[40_001:]]
+    assert list(one.fitting(GenerateRequest(prompt=tuple(tokens))).tokens) == [
+        *tokens[:40_000],
+        ord("b"),
+        *tokens[40_001:],
+    ]
 
 
 def test_a_request_without_a_prompt() -> None:
@@ -125,7 +129,7 @@ def test_a_request_without_a_prompt() -> None:
 def test_a_model_that_does_not_chat() -> None:
     one = Prompts(None, Recorder())
     assert refused(one, messages=HELLO).code is FailureCode.UNSUPPORTED
-    assert one.tokens(GenerateRequest(prompt="a")) == [BEGIN, *codes("a")]
+    assert one.fitting(GenerateRequest(prompt="a")).tokens == [BEGIN, *codes("a")]
 
 
 NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
@@ -281,7 +285,7 @@ def test_nothing_to_go_on_from(messages: tuple[Message, ...], values: dict[str, 
 
 
 def filled(infill: Infill, tokens: InfillTokens | None = TOKENS, room: InfillRoom = ROOM) -> Sequence[int]:
-    return prompts(infill=InfillPrompts(tokens, room)).tokens(GenerateRequest(infill=infill))
+    return prompts(infill=InfillPrompts(tokens, room)).fitting(GenerateRequest(infill=infill)).tokens
 
 
 FILES = (InfillFile("a.py", "A"), InfillFile("b.py", "B"))
@@ -326,7 +330,7 @@ def test_of_megabytes_of_code_no_more_is_read_than_is_kept() -> None:
     recorder, before = Recorder(), "".join(map(str, range(900_000)))
     files = tuple(InfillFile(f"{number}.py", before[:100_000]) for number in range(20))
     one = Prompts(None, recorder, num_tokens=0x110000, infill=InfillPrompts(TOKENS, ROOM))
-    made = one.tokens(GenerateRequest(infill=Infill(before, before, files=files)))
+    made = one.fitting(GenerateRequest(infill=Infill(before, before, files=files))).tokens
     start = made.index(BEGIN)
     assert start == ROOM.extra
     assert made[start:] == [BEGIN, 2, *codes(before[-1536:]), 3, *codes(before[:510]), 4]
@@ -347,7 +351,7 @@ def test_code_of_long_tokens_is_read_as_far_as_is_needed() -> None:
     for length in (5_000, 100_000, 1_000_000):
         recorder = Wide()
         one = Prompts(None, recorder, num_tokens=0x110000, infill=InfillPrompts(TOKENS, ROOM))
-        made = one.tokens(GenerateRequest(infill=Infill("p" * length, "")))
+        made = one.fitting(GenerateRequest(infill=Infill("p" * length, ""))).tokens
         assert made.count(ord("p")) == min(1536, length // 100)
         assert max(len(text) for text, *_ in recorder.asked) <= 4 * 100 * (1536 + MARGIN)
 
@@ -357,7 +361,7 @@ def test_what_is_being_typed_is_cut_nowhere_and_refused_where_it_is_too_long() -
     one = Prompts(None, Careful(), num_tokens=100, n_ctx=100, infill=fill)
     infill = Infill("a", "b", prompt="t" * 150)
     with pytest.raises(CallFailed) as caught:
-        one.tokens(GenerateRequest(infill=infill))
+        one.fitting(GenerateRequest(infill=infill))
     failure = caught.value.failure
     assert (failure.code, failure.num_prompt_tokens) == (FailureCode.CONTEXT_OVERFLOW, 150)
     assert list(one.prompt(GenerateRequest(infill=infill)).tokens).count(ord("t")) == 150, "who counts is told all"

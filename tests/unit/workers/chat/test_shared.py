@@ -47,12 +47,12 @@ def prompts(model: Model, template: str | None, *texts: str) -> Prompts:
 
 def public(prompts: Prompts, *messages: Message, tools: tuple[Tool, ...] = ()) -> int:
     request = GenerateRequest(messages=messages, tools=tools)
-    return prompts.num_public(request, prompts.tokens(request))
+    return prompts.num_public(request, prompts.fitting(request).tokens)
 
 
 def public_text(model: Model, prompts: Prompts, *messages: Message) -> str:
     request = GenerateRequest(messages=messages)
-    tokens = prompts.tokens(request)
+    tokens = prompts.fitting(request).tokens
     num = prompts.num_public(request, tokens)
     return b"".join(model.vocab.special_piece(token) for token in tokens[:num]).decode()
 
@@ -115,7 +115,7 @@ def test_tools_are_the_callers_own_text(model: Model) -> None:
 def test_a_prompt_without_messages_has_nothing_public(model: Model) -> None:
     one = prompts(model, None)
     request = GenerateRequest(prompt=f"<|im_start|>system\n{MARKED}<|im_end|>\n<|im_start|>user\nHi")
-    assert one.num_public(request, one.tokens(request)) == 0
+    assert one.num_public(request, one.fitting(request).tokens) == 0
 
 
 @pytest.mark.parametrize("template", [USER_FIRST, WITH_TIME, REFUSES], ids=["user first", "time of day", "refused"])

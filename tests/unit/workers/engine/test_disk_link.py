@@ -25,7 +25,7 @@ from workers.engine.disk.link import MAX_TAKEN_IN, DiskLink
 from workers.engine.disk.tier import DiskTier
 from workers.engine.pace import MovePace, PrefillPace
 from workers.engine.step import sequence
-from workers.llama.memory import Memory
+from workers.llama.memory import CellPositions, Memory
 from workers.llama.native import StateUnusable
 
 TEAM = Scope("team")
@@ -178,7 +178,7 @@ def test_what_ram_has_of_a_prefix_counts_and_stays() -> None:
 def test_the_file_of_what_llama_cpp_could_not_restore_is_removed(kind: type[PrefixCache]) -> None:
     """It would be read again for each call that begins with it: what is computed anew is not written over it."""
 
-    def refuse(sequence: int, state: bytes) -> None:
+    def refuse(sequence: int, state: bytes, positions: CellPositions | None = None) -> None:
         raise StateUnusable("no")
 
     dropped: list[BlockName] = []
@@ -192,7 +192,7 @@ def test_the_file_of_what_llama_cpp_could_not_restore_is_removed(kind: type[Pref
     [block] = saved(cache.index, path)
     cache.ram.add(block, [])
     restores = deque([Restore(block, 0, BLOCK_TOKENS)])
-    call = SimpleNamespace(restores=restores, num_cells=0, id=0, path=lambda: path)
+    call = SimpleNamespace(restores=restores, num_cells=0, id=0, path=lambda: path, positions=None)
     cache.restore(cast(sequence.Sequence, call))
     assert [name.end for name in dropped] == [BLOCK_TOKENS]
     assert not cache.ram.blocks

@@ -24,7 +24,7 @@ from workers.engine.disk.sealed import CacheKeys
 from workers.engine.disk.tier import DiskTier
 from workers.llama.context import Context
 from workers.llama.model import Model
-from workers.models.spec import LlamaSettings
+from workers.models.spec import LlamaSettings, ModelSpec
 from workers.settings import WorkerSettings
 
 DEMO = Path(__file__).resolve().parents[4] / "deploy" / "demo" / "paddock-demo.gguf"
@@ -43,11 +43,15 @@ def settings(tmp_path: Path) -> WorkerSettings:
     )
 
 
+def spec_of(llama: LlamaSettings) -> ModelSpec:
+    return ModelSpec(name="m", path="m", llama=llama)
+
+
 @contextmanager
 def worker(settings: WorkerSettings, llama: LlamaSettings = PLAIN) -> Iterator[tuple[Context, DiskTier]]:
     """A model, a context and a tier that is ready."""
     with Model.load(DEMO, llama) as model, Context(model, llama, slots=3, kv_tokens=512) as context:
-        tier = open_tier(settings, kv_identity(settings, model, llama, n_ctx=context.kv_tokens))
+        tier = open_tier(settings, kv_identity(settings, model, spec_of(llama), n_ctx=context.kv_tokens))
         assert tier is not None
         until(lambda: tier.ready)
         try:
@@ -138,14 +142,14 @@ def test_a_file_that_was_replaced_while_it_was_loaded_has_no_identity(settings: 
         patched.setattr(c, "llama_model_load_from_file", load_slowly)
         model = Model.load(path, PLAIN)
     with model, pytest.raises(ModelChanged, match="changed after it was loaded"):
-        kv_identity(settings, model, PLAIN, n_ctx=512).fingerprint()
+        kv_identity(settings, model, spec_of(PLAIN), n_ctx=512).fingerprint()
 
 
 def test_a_conversation_is_restored_from_its_file(settings: WorkerSettings) -> None:
     files = open_slot_files(settings)
     assert files is not None
     with Model.load(DEMO, PLAIN) as model:
-        identity = kv_identity(settings, model, PLAIN, n_ctx=512)
+        identity = kv_identity(settings, model, spec_of(PLAIN), n_ctx=512)
         fingerprint = identity.fingerprint()
         assert fingerprint is not None
         assert fingerprint == identity.fingerprint()
@@ -169,7 +173,7 @@ def test_a_conversation_is_restored_from_its_file(settings: WorkerSettings) -> N
 def test_what_is_not_configured_is_not_opened(tmp_path: Path) -> None:
     settings = WorkerSettings(worker_secret="hush", state_dir=tmp_path)
     with Model.load(DEMO, PLAIN) as model:
-        assert open_tier(settings, kv_identity(settings, model, PLAIN, n_ctx=512)) is None
+        assert open_tier(settings, kv_identity(settings, model, spec_of(PLAIN), n_ctx=512)) is None
         assert open_slot_files(settings) is None
         open_to_all = tmp_path / "open"
         open_to_all.mkdir()
@@ -177,7 +181,7 @@ def test_what_is_not_configured_is_not_opened(tmp_path: Path) -> None:
         own = {"cache_dir": open_to_all, "slot_save_dir": open_to_all, "cache_secret": "sealed"}
         wrong = WorkerSettings(worker_secret="hush", **own)  # type: ignore[arg-type]
         with pytest.raises(CacheFolderUnusable, match=r"^cache_dir: .*open: other users"):
-            open_tier(wrong, kv_identity(wrong, model, PLAIN, n_ctx=512))
+            open_tier(wrong, kv_identity(wrong, model, spec_of(PLAIN), n_ctx=512))
         with pytest.raises(CacheFolderUnusable, match=r"^slot_save_dir: .*open: other users"):
             open_slot_files(wrong)
     assert list(tmp_path.iterdir()) == [open_to_all]

@@ -18,7 +18,7 @@ from workers.engine.cache.prompt import BLOCK_TOKENS, Path, Scope
 from workers.engine.cache.slots import READ_TOKENS, CopiedSlot, SlotContents, Work
 from workers.engine.pace import MovePace, PrefillPace
 from workers.engine.step.sequence import Sequence
-from workers.llama.memory import Memory
+from workers.llama.memory import CellPositions, Memory
 from workers.protocol.events import CallFailed, FailureCode
 from workers.protocol.requests import GenerateRequest
 
@@ -46,7 +46,9 @@ class SlowMemory:
         self.num_saved += 1
         return bytes(self._num_shared * TOKEN_BYTES)
 
-    def load(self, sequence: int, state: bytes) -> None: ...
+    def lay_out(self, sequence: int, positions: CellPositions | None) -> None: ...
+
+    def load(self, sequence: int, state: bytes, positions: CellPositions | None = None) -> None: ...
 
     def remove(self, sequence: int) -> None: ...
 
@@ -75,13 +77,22 @@ def cache_of(memory: SlowMemory, ram_bytes: int = 1 << 30) -> PrefixCache:
     )
 
 
+class Call(SimpleNamespace):
+    num_cells: int
+
+    @property
+    def num_whole(self) -> int:
+        return self.num_cells
+
+
 def call(path: Path) -> Sequence:
     """A conversation that is at its end."""
-    one = SimpleNamespace(id=NOWHERE, num_cells=0, num_known=len(path.tokens) + 1, scope=path.scope, restores=[])
+    one = Call(id=NOWHERE, num_cells=0, num_known=len(path.tokens) + 1, scope=path.scope, restores=[])
     one.cache_prompt, one.num_public = True, 0
     one.request = SimpleNamespace(asked=GenerateRequest(), label="")
     one.can_be_kept, one.shifted, one.slot, one.num_prompt, one.num_predicted = True, False, 0, len(path.tokens), 0
     one.is_full, one.path = False, lambda: path
+    one.positions, one.trim = None, lambda match: match
     return cast(Sequence, one)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from workers.engine.cache.prompt import Media, Prompt, Scope, block_names
+from tests.support.fake_media import FakeCells
+from workers.engine.cache.prompt import Prompt, Scope, Span, block_names
 
 TEXT = Prompt(list(range(200)))
 
 
 def with_image(digest: bytes, *, num_positions: int = 80) -> Prompt:
-    return Prompt(TEXT.tokens, (Media(10, 80, num_positions, digest),))
+    return Prompt(TEXT.tokens, (Span(10, FakeCells(80, num_positions, digest)),))
 
 
 def test_the_cells_of_an_image_are_known_by_its_contents() -> None:

@@ -112,7 +112,7 @@ def longest_gap_s(act: Callable[[], object]) -> float:
 def overflow(prompts: Prompts, request: GenerateRequest) -> int:
     """Return how many tokens the caller is told that the prompt has, which is refused."""
     with pytest.raises(CallFailed) as refused:
-        prompts.tokens(request)
+        prompts.fitting(request)
     assert refused.value.failure.code is FailureCode.CONTEXT_OVERFLOW
     return refused.value.failure.num_prompt_tokens
 
@@ -169,7 +169,7 @@ def test_a_long_text_of_too_many_tokens_is_counted_and_not_copied(bench: Bench) 
     whole = len(bench.tokenizer.tokenize(text, add_special=True, parse_special=True))
     for prompt, is_whole in ((text, True), ((text, 7), False), ((7, text), True)):
         with pytest.raises(CallFailed) as refused:
-            bench.prompts.tokens(GenerateRequest(prompt=prompt))
+            bench.prompts.fitting(GenerateRequest(prompt=prompt))
         failure = refused.value.failure
         assert whole <= failure.num_prompt_tokens <= whole + 1
         assert ("counting stopped" not in failure.remedy) is is_whole

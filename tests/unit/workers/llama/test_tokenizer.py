@@ -214,7 +214,7 @@ def test_long_texts_among_tokens_make_one_prompt(bench: Bench) -> None:
     text = "a = b " * 2000
     prompts = Prompts(None, bench.tokenizer, num_tokens=bench.vocab.num_tokens)
     own = bench.vocab.tokenize(text, add_special=False, parse_special=True)
-    assert prompts.tokens(GenerateRequest(prompt=(7, text, 8))) == [7, *own, 8]
+    assert prompts.fitting(GenerateRequest(prompt=(7, text, 8))).tokens == [7, *own, 8]
 
 
 def test_texts_side_by_side(bench: Bench) -> None:

@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from gateway.api.native.body import IGNORED, REFUSED, CompletionBody
 from gateway.api.native.request import CompletionRequest, read_completion, read_infill
-from gateway.errors import InvalidRequest, NotSupported, PaddockError, UnsupportedParameter
+from gateway.errors import InvalidRequest, PaddockError, UnsupportedParameter
 from workers.protocol.requests import AdapterUse, Constraint, Infill, InfillFile
 
 SCOPE: Scope = {"type": "http", "query_string": b""}
@@ -148,7 +148,7 @@ def test_no_parameter_is_read_and_refused() -> None:
         (
             {"prompt": {"prompt_string": "a", "multimodal_data": ["eA=="]}},
             "prompt.multimodal_data",
-            NotSupported,
+            InvalidRequest,
         ),
         ({"prompt": ["a"] * 100, "n_cmpl": 2}, "n_cmpl", InvalidRequest),
         ({"n_predict": -2}, "n_predict", InvalidRequest),

@@ -18,7 +18,8 @@ from gateway.api.http.answers import JSON, send_parts
 from gateway.api.intake.decoding import DecodingThread
 from gateway.api.intake.intake import Intake
 from gateway.api.intake.memory_budget import MemoryBudget
-from gateway.api.native.request import read_native_prompts
+from gateway.api.media.attachments import Attachments
+from gateway.api.native.request import NativePrompt, read_native_prompts
 from gateway.api.native.texts import CHARS_PER_TURN, TOKENS_PER_TURN, decoded_reply, text_parts, token_parts
 from gateway.call import Principal
 from gateway.errors import InternalError, TakesTooMuch
@@ -69,9 +70,9 @@ def test_long_prompts_of_tokens_are_read_at_once() -> None:
     took = []
     for _ in range(5):  # the best of them: a processor that others share takes up to twice as long now and then
         began = time.thread_time()
-        found = read_native_prompts(tokens)
+        found = read_native_prompts(tokens, "prompt", Attachments())
         took.append(time.thread_time() - began)
-        assert found == (array("i", tokens),)
+        assert found == (NativePrompt(array("i", tokens)),)
     assert min(took) < 0.35
 
 

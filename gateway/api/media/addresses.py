@@ -1,0 +1,99 @@
+"""Decides which hosts and addresses files may be fetched from. Pure.
+
+A gateway stands inside a network that its callers are not in: a URL must not become a way to what listens there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+NAT64 = (ip_network("64:ff9b::/96"), ip_network("64:ff9b:1::/48"))
+"""Prefixes whose addresses end in an IPv4 address that a gateway of the network reaches (RFC 6052, RFC 8215)."""
+COMPATIBLE = ip_network("::/96")
+"""Deprecated addresses that end in an IPv4 address (RFC 4291)."""
+CGNAT = ip_network("100.64.0.0/10")
+METADATA = (
+    ip_network("169.254.0.0/16"),
+    ip_network("fd00:ec2::/32"),
+    ip_network("100.100.100.200/32"),
+    ip_network("192.0.0.192/32"),
+    ip_network("168.63.129.16/32"),
+    ip_network("fd20:ce::254/128"),
+)
+"""Where clouds answer their own machines, credentials included; never allowed. Most are link-local, some are not."""
+
+Address = IPv4Address | IPv6Address
+
+
+def is_listed(host: str, allowed: Sequence[str]) -> bool:
+    """Return whether a host is one of `allowed`: names, or `*.example.com` for all names below example.com."""
+    name = _plain(host)
+    for one in allowed:
+        wanted = _plain(one)
+        if wanted.startswith("*."):
+            if name.endswith(wanted[1:]) and len(name) > len(wanted) - 1:
+                return True
+        elif name == wanted:
+            return True
+    return False
+
+
+def why_refused(address: str, *, allow_private: bool) -> str:
+    """Return why nothing may be fetched from a numeric address; empty: it may. `allow_private`: networks of the
+    operator's own and this machine are allowed."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return "no address"
+    return next((why for one in _meant(found) if (why := _refusal(one, allow_private=allow_private))), "")
+
+
+def _plain(host: str) -> str:
+    return host.strip().lower().rstrip(".").strip("[]")
+
+
+def _meant(address: Address) -> list[Address]:
+    """Return the address, and the IPv4 addresses that packets to it reach in the end."""
+    if isinstance(address, IPv4Address):
+        return [address]
+    last = IPv4Address(int(address) & 0xFFFF_FFFF)
+    meant: list[Address] = [address]
+    if address.ipv4_mapped is not None:
+        return [address.ipv4_mapped]
+    if address.sixtofour is not None:
+        meant.append(address.sixtofour)
+    if address.teredo is not None:
+        meant += address.teredo
+    if any(address in network for network in NAT64):
+        return [last]
+    if address in COMPATIBLE and int(address) > 1:
+        meant.append(last)
+    return meant
+
+
+def _refusal(address: Address, *, allow_private: bool) -> str:
+    if any(address in network for network in METADATA if network.version == address.version):
+        return "link-local, or one at which a cloud answers its own machines"
+    if address.is_link_local:
+        return "link-local"
+    if address.is_multicast:
+        return "multicast"
+    if address.is_unspecified:
+        return "unspecified"
+    if address.is_loopback:
+        return "" if allow_private else "this machine's own"
+    if address in CGNAT if address.version == CGNAT.version else False:
+        return "" if allow_private else "of a network that is shared behind a NAT"
+    if _is_own(address):
+        return "" if allow_private else "private"
+    if address.is_reserved or not address.is_global:
+        return "reserved"
+    return ""
+
+
+_OWN = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
+
+
+def _is_own(address: Address) -> bool:
+    return any(address in network for network in _OWN if network.version == address.version)

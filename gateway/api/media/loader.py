@@ -1,0 +1,180 @@
+"""Makes requests with media ready to be sent to workers: their model takes such media, and their files are there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any, cast
+
+from msgspec.structs import replace as replace_struct
+from starlette.types import Receive
+
+from gateway.api.dialect import RequestT
+from gateway.api.intake.disconnect import until_disconnect
+from gateway.api.media.attachments import LinkedMedium, check_size, text_of
+from gateway.api.media.fetcher import FetchBounds, Fetched, Fetcher
+from gateway.api.media.kinds import KNOWN, NAME_OF, kind_of, kind_of_type
+from gateway.call import Call
+from gateway.errors import InvalidRequest, NotSupported, TakesTooMuch
+from gateway.registry.snapshot import FleetView
+from gateway.routing.placement import MODALITY_OF
+from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.requests import GenerateRequest, Medium, Message
+
+VERBS: dict[str, str] = {"picture": "sees", "sound": "hears"}
+
+LONG_BYTES = 256 << 10
+"""Files of more bytes are hashed on a thread, which takes a millisecond or so for each megabyte."""
+
+Hold = Callable[[int], None]
+Loaded = Mapping[int, str | Medium]
+"""Number of a medium of a request -> the medium or text in its place."""
+
+
+class MediaLoader:
+    """Checks the media of requests against their models, and fetches the files that are named by links."""
+
+    def __init__(self, fleet: FleetView, fetcher: Fetcher | None = None, max_bytes: int = 32 << 20) -> None:
+        """`max_bytes`: maximum bytes of all media of one request."""
+        self._fleet = fleet
+        self._fetcher = fetcher or Fetcher(FetchBounds())
+        self._max_bytes = max_bytes
+
+    def check(self, call: Call, requests: Sequence[GenerateRequest]) -> Call:
+        """Return the call, with those of its models that take the media of its requests. Raises NotSupported."""
+        media: dict[str, Medium] = {one.kind: one for request in requests for one in request.media}
+        if not media:
+            return call
+        workers = self._fleet.snapshot.workers
+        models = [model for model in (call.model, *call.fallbacks) if _takes_all(workers.get(model, ()), media)]
+        if not models:
+            raise _unseen(call, media, workers.get(call.model, ()))
+        if models[0] != call.model:
+            call = call.on_model(models[0])
+        return replace(call, fallbacks=tuple(models[1:]))
+
+    async def prepare(self, asked: RequestT, call: Call, hold: Hold, receive: Receive | None) -> tuple[RequestT, Call]:
+        """Return a request and its call with its media checked and fetched. `receive`: tells when the client leaves,
+        which ends the fetching; None: others watch for that.
+
+        Raises ClientGone, and what `check` and `load` raise."""
+        if not any(request.media for request in asked.requests):
+            return asked, call
+        call = self.check(call, asked.requests)
+        if receive is None:
+            requests = await self.load(call, asked.requests, hold)
+        else:
+            async with until_disconnect(receive):
+                requests = await self.load(call, asked.requests, hold)
+        return replace(cast(Any, asked), requests=requests), call
+
+    async def load(self, call: Call, requests: Sequence[GenerateRequest], hold: Hold) -> tuple[GenerateRequest, ...]:
+        """Return the requests with all files that their media link to. `hold` counts the bytes that are fetched.
+
+        Raises NotSupported, InvalidRequest, and what `hold` raises."""
+        done: dict[int, GenerateRequest] = {}
+        ready: list[GenerateRequest] = []
+        for request in requests:
+            if not request.media:
+                ready.append(request)
+                continue
+            same = done.get(id(request.media))
+            if same is None:
+                same = done[id(request.media)] = await self._with_files(call, request, hold)
+            parts = {"messages": same.messages, "media": same.media, "prompt": same.prompt}
+            ready.append(request if same is request else replace_struct(request, **parts))
+        return tuple(ready)
+
+    async def _with_files(self, call: Call, request: GenerateRequest, hold: Hold) -> GenerateRequest:
+        linked = {n: one for n, one in enumerate(request.media) if isinstance(one, LinkedMedium)}
+        if linked:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    team = call.principal.team
+                    coming = {n: tasks.create_task(self._file(one, team, hold)) for n, one in linked.items()}
+            except BaseExceptionGroup as group:
+                raise group.exceptions[0] from None
+            request = _with_loaded(request, {n: task.result() for n, task in coming.items()})
+            self.check(call, (request,))
+        num_bytes = sum(len(one.data) for one in request.media)
+        if num_bytes > self._max_bytes:
+            raise TakesTooMuch(
+                f"The pictures and sounds have {num_bytes} bytes together; one request may have {self._max_bytes}. "
+                "Send fewer or smaller ones, or have the operator raise PADDOCK_MAX_MEDIA_BODY_MIB.",
+                param=request.media[-1].param,
+            )
+        return request
+
+    async def _file(self, linked: LinkedMedium, team: str, hold: Hold) -> str | Medium:
+        """Fetch a file. Return it as a medium, or, where a document may be, as the text that it is."""
+        fetched = await self._fetcher.fetch(linked.url, linked.param, team, hold)
+        return await _medium_of(fetched, linked)
+
+
+async def _medium_of(fetched: Fetched, linked: LinkedMedium) -> str | Medium:
+    param, data = linked.param, fetched.data
+    check_size(data, len(data), param)
+    kind = kind_of(data) or kind_of_type(fetched.content_type)
+    if linked.is_document and kind is None:
+        return text_of(data, fetched.content_type, param)
+    if kind is None or (kind != linked.kind and not linked.is_document):
+        wanted = KNOWN if linked.is_document else NAME_OF[linked.kind]
+        raise InvalidRequest(f"`{param}`: the file at its URL is not what belongs there: {wanted}.", param=param)
+    digest = await asyncio.to_thread(sha256, data) if len(data) > LONG_BYTES else sha256(data)
+    return Medium(kind, data, param, digest.digest())
+
+
+def _with_loaded(request: GenerateRequest, loaded: Loaded) -> GenerateRequest:
+    """Return the request with the files in their places: media, or texts within the messages."""
+    media: list[Medium] = []
+    first = 0
+    messages: list[Message] = []
+    for message in request.messages:
+        numbers = range(first, first + len(message.media))
+        first += len(message.media)
+        messages.append(_message_with(message, {n - numbers.start: loaded[n] for n in numbers if n in loaded}))
+    for number, medium in enumerate(request.media):
+        found = loaded.get(number, medium)
+        if isinstance(found, Medium):
+            media.append(found)
+    return replace_struct(request, messages=tuple(messages), media=tuple(media))
+
+
+def _message_with(message: Message, loaded: Loaded) -> Message:
+    """Return the message with texts in the places of those of its media that turned out to be documents."""
+    texts = {n: text for n, text in loaded.items() if isinstance(text, str)}
+    if not texts:
+        return message
+    content, parts, places = message.content or "", [], []
+    start = num_more = 0
+    for number, place in enumerate(message.media):
+        parts.append(content[start:place])
+        start = place
+        if number in texts:
+            parts.append(texts[number])
+            num_more += len(texts[number])
+        else:
+            places.append(place + num_more)
+    return replace_struct(message, content="".join((*parts, content[start:])), media=tuple(places))
+
+
+def _takes_all(beats: Iterable[Heartbeat], kinds: Iterable[str]) -> bool:
+    """Return whether a model takes media of all these kinds. Without workers, nobody knows: they may come."""
+    inputs = [beat.facts.inputs for beat in beats]
+    wanted = {MODALITY_OF[kind] for kind in kinds}
+    return not inputs or any(wanted.issubset(one) for one in inputs)
+
+
+def _unseen(call: Call, media: Mapping[str, Medium], beats: Iterable[Heartbeat]) -> NotSupported:
+    """Return the error for media that none of the call's models takes."""
+    inputs = {modality for beat in beats for modality in beat.facts.inputs}
+    lacking = [one for one in media.items() if MODALITY_OF[one[0]] not in inputs]
+    kind, medium = next(iter(lacking or media.items()))
+    reads = "text only" if inputs <= {"text"} else " and ".join(sorted(inputs))
+    return NotSupported(
+        f"`{medium.param}` is a {kind}; the model `{call.alias}` reads {reads}. Send text parts, or name a model that "
+        f"{VERBS[kind]} (see GET /v1/models).",
+        param=medium.param,
+    )

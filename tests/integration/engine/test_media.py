@@ -1,0 +1,355 @@
+"""Pictures and sounds in the engine: read, shared, kept, given way to, and never another team's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.integration.engine.listener import UNDRAFTED, Bench, changed, running
+from tests.support.lone_context import lone_context
+from tests.support.media_reader import ONE_THREAD, MediaReader, settings
+from tests.support.projectors import PROJECTORS, Pair, picture, sound, write_pair
+from workers.engine.cache.prompt import Path as Trail
+from workers.engine.cache.prompt import Prompt, Scope
+from workers.engine.encoder import MediaEncoder
+from workers.engine.engine import EngineRequest
+from workers.llama.media.parts import Chunk, MediaChunk, Part, Picture, Sound, TextChunk
+from workers.llama.media.projector import Embeddings, Projector
+from workers.llama.model import Model
+from workers.llama.native import EncodeFailed
+from workers.models.spec import LlamaSettings
+from workers.protocol.events import CallFailed, Failed, FailureCode, Logprobs
+
+BEFORE = "system\nYou see and hear. " + "Once upon a time there was a cat. " * 8 + "Say what"
+AFTER = "was there, and what was not?"
+NUM_ANSWER = 12
+
+
+GAP = 0.25
+"""How far log probabilities move if nothing changes but the layout of batches and cells."""
+
+
+@dataclass
+class Said:
+    text: str
+    cached: int
+    tokens: list[Logprobs]
+
+    def is_like(self, other: Said) -> bool:
+        """Whether it is the same answer, or one that goes another way where two tokens were as likely."""
+        for mine, theirs in zip(self.tokens, other.tokens, strict=True):
+            chances = {one.token: one.logprob for one in mine.top}
+            if abs(chances.get(theirs.chosen.token, -100.0) - theirs.chosen.logprob) > GAP:
+                return False
+            if mine.chosen.token != theirs.chosen.token:
+                return abs(mine.chosen.logprob - chances[theirs.chosen.token]) < GAP
+        return True
+
+
+@dataclass
+class SeeingBench:
+    name: str
+    bench: Bench
+    projector: Projector
+    encoder: MediaEncoder
+    model: Model
+
+    def chunks(self, *seeds: int, after: str = AFTER, before: str = BEFORE) -> list[Chunk]:
+        small = PROJECTORS[self.name]
+        media = [Picture(picture(seed)) if small.sees else Sound(sound(seed)) for seed in seeds]
+        parts: list[Part] = [before, *media, after]
+        return self.projector.read(parts)
+
+    def request(self, *seeds: int, after: str = AFTER, max_tokens: int = NUM_ANSWER) -> EngineRequest:
+        plain = changed(self.bench.request([1], max_tokens, ignore_eos=True), n_probs=5)
+        return replace(plain, prompt=prompt_of(self.chunks(*seeds, after=after)))
+
+    def large(self) -> EngineRequest:
+        """A prompt with a picture of as many cells as may be."""
+        medium = Picture(picture(7, 320, 320)) if PROJECTORS[self.name].sees else Sound(sound(7))
+        return replace(self.request(1), prompt=prompt_of(self.projector.read([BEFORE, medium, AFTER])))
+
+    def said(self, request: EngineRequest) -> Said:
+        self.bench.answer(request)
+        return self.heard(request.key)
+
+    def heard(self, key: int) -> Said:
+        tokens = [event for event in self.bench.heard.calls[key] if isinstance(event, Logprobs)]
+        return Said(self.bench.heard.text(key), self.bench.heard.finished(key).usage.cached_tokens, tokens)
+
+    def next_turn(self, request: EngineRequest, answer: str) -> EngineRequest:
+        more = self.model.tokenize(answer + " And then?", add_special=False, parse_special=True)
+        prompt = Prompt([*request.prompt.tokens, *self.answer_tokens(request), *more], request.prompt.spans)
+        return replace(self.bench.again(request), prompt=prompt)
+
+    def answer_tokens(self, request: EngineRequest) -> list[int]:
+        ids = request.prompt.ids()
+        held = [one.path.tokens for one in self.bench.engine._stepper.slots._held.values()]
+        (mine,) = (one for one in held if len(one) >= len(ids) and (one[: len(ids)] == ids).all())
+        answer: list[int] = mine[len(ids) :].tolist()
+        return answer
+
+    def push_out(self) -> None:
+        """Have others compute until all idle prefixes have left the cache."""
+        for _ in range(3):
+            self.bench.answer(self.bench.request("Once upon a time", 40, ignore_eos=True))
+
+    def on_thread(self, work: Callable[[], None]) -> None:
+        """Have the engine's thread do something between two steps."""
+        done = threading.Event()
+        self.bench.engine.post(work)
+        self.bench.engine.post(done.set)
+        assert done.wait(10)
+
+    def answer(self, request: EngineRequest) -> tuple[str, int]:
+        """The text, and how many cells of the prompt were cached."""
+        text = self.bench.answer(request)
+        return text, self.bench.heard.finished(request.key).usage.cached_tokens
+
+
+def prompt_of(chunks: list[Chunk]) -> Prompt:
+    return Prompt.of(one.tokens.tolist() if isinstance(one, TextChunk) else one for one in chunks)
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
+    folder = tmp_path_factory.mktemp("projectors")
+    return {name: write_pair(folder, name) for name in PROJECTORS}
+
+
+@contextmanager
+def seeing(name: str, pair: Pair, *, llama: LlamaSettings = ONE_THREAD, **how: object) -> Iterator[SeeingBench]:
+    with (
+        Model.load(pair.model, llama) as model,
+        Projector.load(model, settings(pair), n_ubatch=llama.n_ubatch) as projector,
+    ):
+        encoder = MediaEncoder(projector)
+        encoder.start()
+        how = {"n_ctx": 2048, "kv_tokens": 8192, "speculation": UNDRAFTED, **how}
+        try:
+            with running(model, encoder=encoder, llama=llama, **how) as bench:  # type: ignore[arg-type]
+                yield SeeingBench(name, bench, projector, encoder, model)
+        finally:
+            encoder.stop()
+
+
+@pytest.fixture(params=list(PROJECTORS))
+def eyes(request: pytest.FixtureRequest, pairs: dict[str, Pair]) -> Iterator[SeeingBench]:
+    with seeing(request.param, pairs[request.param]) as one:
+        yield one
+
+
+def expected(eyes: SeeingBench, chunks: list[Chunk], num_tokens: int = NUM_ANSWER) -> str:
+    """What a context that is driven by hand says to a prompt."""
+    vocab = eyes.model.vocab
+    with lone_context(eyes.model, kv_tokens=4096, llama=ONE_THREAD) as lone:
+        reader = MediaReader(eyes.name, eyes.projector, lone)
+        logits = reader.feed(0, chunks)
+        position = sum(len(one.tokens) if isinstance(one, TextChunk) else one.num_positions for one in chunks)
+        tokens: list[int] = []
+        for _ in range(num_tokens):
+            logits[list(vocab.suppressed)] = -np.inf
+            logits[list(vocab.eog)] = -np.inf
+            tokens.append(int(logits.argmax()))
+            logits = lone.feed(0, tokens[-1:], position)
+            position += 1
+    return b"".join(vocab.piece(token) for token in tokens).decode("utf-8", "replace")
+
+
+def test_an_answer_is_that_of_a_context_driven_by_hand(eyes: SeeingBench) -> None:
+    for seeds in (1,), (2, 1):
+        assert eyes.answer(eyes.request(*seeds))[0] == expected(eyes, eyes.chunks(*seeds))
+
+
+def test_a_second_turn_computes_only_what_is_new(eyes: SeeingBench) -> None:
+    first = eyes.request(1)
+    said = eyes.said(first)
+    assert said.cached == 0
+    num_encoded = eyes.encoder.num_encoded
+    turn = eyes.next_turn(first, said.text)
+    second = eyes.said(turn)
+    assert second.cached >= len(first.prompt), "the picture is cached, whole, and the answer's tokens are"
+    assert eyes.encoder.num_encoded == num_encoded, "nor is it encoded again"
+    fresh = eyes.said(replace(eyes.bench.again(turn), tenant="fresh"))
+    assert fresh.cached == 0
+    assert fresh.is_like(second)
+    other = eyes.request(2)
+    said = eyes.said(other)
+    assert said.cached <= other.prompt.spans[0].start
+    assert said.text == expected(eyes, eyes.chunks(2))
+    assert not said.is_like(eyes.said(replace(eyes.bench.again(first), tenant="fresh too")))
+
+
+def test_what_left_the_cache_is_restored_from_memory(eyes: SeeingBench) -> None:
+    first = eyes.request(1)
+    turn = eyes.next_turn(first, eyes.said(first).text)
+    fresh = eyes.said(replace(eyes.bench.again(turn), tenant="fresh"))
+    eyes.push_out()
+    num_encoded = eyes.encoder.num_encoded
+    said = eyes.said(turn)
+    assert said.is_like(fresh)
+    assert said.cached >= first.prompt.spans[-1].end
+    assert eyes.encoder.num_encoded == num_encoded
+
+
+def test_a_picture_of_many_blocks_is_shared_whole_or_not_at_all(pairs: dict[str, Pair]) -> None:
+    """With M-RoPE all its 400 cells have one position; blocks that are kept have 64."""
+    with seeing("qwen2vl", pairs["qwen2vl"]) as eyes:
+        first = eyes.large()
+        large = first.prompt
+        assert [(one.num_cells, one.cells.num_positions) for one in large.spans] == [(400, 20)]
+        turn = eyes.next_turn(first, eyes.said(first).text)
+        eyes.push_out()
+        said = eyes.said(turn)
+        assert said.cached >= len(large)
+        fresh = eyes.said(replace(eyes.bench.again(turn), tenant="fresh"))
+        assert fresh.is_like(said)
+        eyes.push_out()
+        cache, path = eyes.bench.engine._stepper._cache, Trail(large.ids(), Scope(""), 0, large.positions())
+        some = sorted((one for one in cache.ram.blocks if one.start > large.spans[0].start), key=lambda one: one.start)
+        eyes.on_thread(lambda: cache.ram.discard(some[4]))
+        eyes.on_thread(lambda: cache.ram.discard(some[5]))
+        assert large.spans[0].start < cache.index.match(path, len(large)).num_known < large.spans[0].end
+        again = eyes.said(eyes.bench.again(turn))
+        assert again.is_like(said)
+        assert again.cached == large.spans[0].start, "a part of it is of no use"
+
+
+def test_a_picture_is_read_beside_running_answers_and_others_pictures(eyes: SeeingBench) -> None:
+    alone = {seed: eyes.said(eyes.request(seed)) for seed in (1, 2, 3)}
+    stream = eyes.bench.request("Once upon a time", 200, ignore_eos=True)
+    calls = [replace(eyes.request(seed), tenant=f"team-{seed}") for seed in (1, 2, 3)]
+    keys = [eyes.bench.submit(one) for one in (stream, *calls)]
+    eyes.bench.wait(*keys)
+    for seed, key in zip((1, 2, 3), keys[1:], strict=True):
+        assert alone[seed].is_like(eyes.heard(key))
+
+
+def test_callers_who_send_one_picture_have_it_encoded_once(eyes: SeeingBench) -> None:
+    requests = [eyes.request(5) for _ in range(4)]
+    keys = [eyes.bench.submit(one) for one in requests]
+    eyes.bench.wait(*keys)
+    assert all(eyes.heard(keys[0]).is_like(eyes.heard(key)) for key in keys)
+    assert eyes.encoder.num_encoded == len({one.cells.digest for one in requests[0].prompt.spans})
+
+
+def test_another_team_has_it_encoded_and_computed_anew(eyes: SeeingBench) -> None:
+    first = eyes.request(6)
+    text, _ = eyes.answer(first)
+    num_spans = eyes.encoder.num_encoded
+    theirs = replace(eyes.bench.again(first), tenant="them")
+    assert eyes.answer(theirs) == (text, 0)
+    assert eyes.encoder.num_encoded == 2 * num_spans
+    salted = changed(eyes.bench.again(first), cache_salt="other")
+    assert eyes.answer(salted) == (text, 0)
+    assert eyes.encoder.num_encoded == 3 * num_spans
+
+
+class SlowProjector:
+    """Encodes when it is told to."""
+
+    def __init__(self, projector: Projector) -> None:
+        self.projector = projector
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
+        self.error: Exception | None = None
+        self.num = 0
+
+    def encode(self, chunk: MediaChunk) -> Embeddings:
+        self.num += 1
+        self.begun.set()
+        assert self.may_go_on.wait(20)
+        if self.error is not None:
+            raise self.error
+        return self.projector.encode(chunk)
+
+
+@pytest.fixture
+def slow(pairs: dict[str, Pair]) -> Iterator[tuple[SeeingBench, SlowProjector]]:
+    with seeing("qwen2vl", pairs["qwen2vl"], slots=1) as eyes:
+        slow = SlowProjector(eyes.projector)
+        eyes.encoder._projector = slow
+        yield eyes, slow
+        slow.may_go_on.set()
+
+
+def test_a_call_waits_for_its_picture_without_a_slot(slow: tuple[SeeingBench, SlowProjector]) -> None:
+    eyes, projector = slow
+    seeing = eyes.bench.submit(eyes.request(1))
+    assert projector.begun.wait(5)
+    assert eyes.bench.answer(eyes.bench.request("Once upon a time", 20, ignore_eos=True)), "with the only slot"
+    assert not eyes.bench.heard.calls[seeing]
+    busy = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - busy < 0.15, "nobody spins meanwhile"
+    projector.may_go_on.set()
+    eyes.bench.wait(seeing)
+    assert eyes.bench.heard.text(seeing) == expected(eyes, eyes.chunks(1))
+
+
+def test_a_call_that_is_cancelled_is_not_encoded_any_more(slow: tuple[SeeingBench, SlowProjector]) -> None:
+    eyes, projector = slow
+    first, second = (eyes.bench.submit(eyes.request(seed)) for seed in (1, 2))
+    assert projector.begun.wait(5)
+    eyes.bench.engine.cancel(second)
+    eyes.on_thread(lambda: None)
+    projector.may_go_on.set()
+    eyes.bench.wait(first)
+    assert eyes.bench.answer(eyes.request(3))
+    assert projector.num == 2, "the second was never begun"
+
+
+def test_a_picture_that_can_not_be_encoded_ends_its_call_alone(slow: tuple[SeeingBench, SlowProjector]) -> None:
+    eyes, projector = slow
+    projector.error = EncodeFailed("no number")
+    failing = eyes.bench.submit(eyes.request(1))
+    assert projector.begun.wait(5)
+    stream = eyes.bench.submit(eyes.bench.request("Once upon a time", 40, ignore_eos=True))
+    projector.may_go_on.set()
+    eyes.bench.wait(failing, stream)
+    (failed,) = eyes.bench.heard.calls[failing]
+    assert isinstance(failed, Failed)
+    assert failed.failure.code is FailureCode.INVALID_REQUEST
+    projector.error = None
+    assert eyes.bench.answer(eyes.request(1)) == expected(eyes, eyes.chunks(1)), "it is tried again"
+
+
+@pytest.mark.parametrize("name", ["qwen2vl", "phi4", "ultravox"])
+def test_a_call_preempted_within_a_picture_reads_it_again(
+    name: str, pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with seeing(name, pairs[name], llama=msgspec.structs.replace(ONE_THREAD, n_ubatch=32)) as eyes:
+        request = eyes.large()
+        alone = eyes.said(request)
+        stepper, cut = eyes.bench.engine._stepper, list[int]()
+        step, scheduler = stepper.step, stepper._scheduler
+
+        def give_way() -> None:
+            step()
+            for one in list(scheduler.running):
+                if not cut and one.reads_media and one.num_cells > one.prompt.spans[one.span].start:
+                    cut.append(one.num_cells)
+                    scheduler._put_off(one)
+
+        monkeypatch.setattr(stepper, "step", give_way)
+        key = eyes.bench.submit(replace(eyes.bench.again(request), tenant="them"))
+        eyes.bench.wait(key)
+        assert cut
+        assert eyes.bench.heard.finished(key).num_preempted == 1
+        assert alone.is_like(eyes.heard(key))
+
+
+def test_what_can_not_be_done_with_pictures_is_refused(eyes: SeeingBench) -> None:
+    request = eyes.request(1)
+    for wrong in (changed(request, context_shift=True), changed(request, prompt_probs=100, n_probs=1)):
+        with pytest.raises(CallFailed) as refused:
+            eyes.bench.submit(wrong)
+        assert refused.value.failure.code in (FailureCode.UNSUPPORTED, FailureCode.INVALID_REQUEST)
+    with running(eyes.model, n_ctx=2048) as blind, pytest.raises(CallFailed, match="text only"):
+        blind.submit(replace(request, key=1))

@@ -1,0 +1,20 @@
+"""Cells of pictures for tests that need no model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from workers.engine.cache.prompt import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class FakeCells:
+    num_cells: int
+    num_positions: int
+    digest: bytes
+    is_causal: bool = True
+
+    def positions(self, first: int) -> Tokens:
+        return np.arange(first, first + self.num_cells, dtype=np.int32).reshape(1, -1)

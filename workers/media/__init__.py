@@ -1,0 +1,1 @@
+"""Decodes pictures and sounds that callers send, in helper processes with limits (docs/media.md)."""
