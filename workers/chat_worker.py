@@ -29,6 +29,7 @@ from workers.engine.disk.sealed import CacheKeys
 from workers.engine.disk.tier import DiskTier
 from workers.engine.engine import Engine
 from workers.engine.speculation.draft_model import DraftModel
+from workers.engine.step.speculator import DraftSources
 from workers.engine.watchdog import Watchdog
 from workers.llama.context import Context
 from workers.llama.devices import Devices
@@ -202,8 +203,7 @@ class ChatWorker:
             adapters=self.adapters,
             watchdog=self.watchdog,
             disk=self.tier,
-            speculation=self.spec.speculation,
-            draft_model=self.draft_model,
+            speculation=DraftSources(self.spec.speculation, self.draft_model),
             encoder=None if self.media is None else self.media.encoder,
         )
 

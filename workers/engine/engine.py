@@ -19,17 +19,16 @@ from workers.engine.disk.link import DiskLink
 from workers.engine.disk.tier import NO_DISK, DiskTier
 from workers.engine.encoder import MediaEncoder
 from workers.engine.request import EngineLoad, EngineRequest, Intake, IntegrityError
-from workers.engine.speculation.draft_model import DraftModel
 from workers.engine.step.sampling import SamplerTools
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.shares import overdraft_of
+from workers.engine.step.speculator import DraftSources
 from workers.engine.step.stepper import Stepper
 from workers.engine.thread import EngineThread, Work
 from workers.engine.watchdog import Watchdog
 from workers.llama.context import Context
 from workers.llama.model import Model
 from workers.llama.sampling.samplers import DryStages, SamplerChain
-from workers.models.spec import SpeculationSettings
 from workers.protocol.events import CallEvent, CallFailed, Failure, FailureCode, context_overflow
 
 __all__ = ["Engine", "EngineLoad", "EngineRequest", "IntegrityError"]
@@ -38,7 +37,7 @@ Emit = Callable[[int, list[CallEvent]], None]
 
 DEFAULT_RAM_BYTES = 256 << 20
 LOOK_INTERVAL_S = 0.1
-AS_IT_PAYS = SpeculationSettings()
+AS_IT_PAYS = DraftSources()
 
 
 class Engine:
@@ -62,18 +61,16 @@ class Engine:
         watchdog: Watchdog | None = None,
         disk: DiskTier | None = None,
         write_out_s: float = 5.0,
-        speculation: SpeculationSettings = AS_IT_PAYS,
+        speculation: DraftSources = AS_IT_PAYS,
         encoder: MediaEncoder | None = None,
-        draft_model: DraftModel | None = None,
     ) -> None:
         """`n_ctx`: maximum tokens of one conversation. `on_crash` is called on the engine thread.
 
         `ram_bytes`: maximum memory for prefixes that left the KV cache; 0: none are kept. `adapters`: LoRA adapters
         that calls may name. `watchdog`: ends the process if a step hangs. `disk`: the tier behind RAM; `stop`
         spends at most `write_out_s` seconds on writing everything to it. The caller closes adapters, watchdog and disk
-        after `stop`. `speculation`: where drafts of answers come from; `draft_model`: the model that makes some.
-        `encoder`: makes embeddings of pictures and sounds; None: the model reads text only. The caller stops it after
-        the engine."""
+        after `stop`. `speculation`: where drafts of answers come from. `encoder`: makes embeddings of pictures and
+        sounds; None: the model reads text only. The caller stops it after the engine."""
         if n_ctx > context.kv_tokens:
             raise ValueError(f"n_ctx {n_ctx} is more than the {context.kv_tokens} cells that all slots share")
         if slots > context.slots:
@@ -109,7 +106,6 @@ class Engine:
             drafts=speculation,
             encoder=encoder,
             wake=partial(self.post, _do_nothing),
-            draft_model=draft_model,
         )
         self.slot_contents = SlotProxy(self._stepper.slots, self.post)
         """Copies, restores and erases the conversations that slots hold while no call runs in them."""

@@ -21,11 +21,10 @@ from workers.models.spec import (
     MAX_SHARED_BYTES,
     ControlVectorSpec,
     DefaultSampling,
-    DraftSpec,
     LlamaSettings,
     ModelSpec,
-    SpeculationSettings,
 )
+from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol.requests import Name
 
 

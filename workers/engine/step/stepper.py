@@ -24,11 +24,10 @@ from workers.engine.disk.link import DiskLink, DrainWriter
 from workers.engine.encoder import MediaEncoder
 from workers.engine.pace import MOVE_S, AnswerLengths, MovePace, PrefillPace
 from workers.engine.request import CallLeft, IntegrityError
-from workers.engine.speculation.draft_model import DraftModel
 from workers.engine.step.media import MediaSpans
 from workers.engine.step.scheduler import SPARE_CELLS, Scheduler
 from workers.engine.step.sequence import NO_MEMORY, NOT_A_NUMBER, PENDING, Outcome, Pending, Sequence
-from workers.engine.step.speculator import Speculator
+from workers.engine.step.speculator import DraftSources, Speculator
 from workers.engine.step.step_plan import (
     MULTIPLE,
     ROWS_MULTIPLES,
@@ -45,7 +44,6 @@ from workers.engine.step.step_plan import (
 from workers.llama.context import Context
 from workers.llama.memory import MemoryKind
 from workers.metrics.types import DECODE_S
-from workers.models.spec import SpeculationSettings
 from workers.process.black_box import BlackBox
 from workers.process.limits import can_take
 from workers.protocol.events import CallEvent, Failed, Failure, FinishReason
@@ -85,17 +83,16 @@ class Stepper:
         slots: int,
         n_ctx: int,
         ram_bytes: int,
-        drafts: SpeculationSettings,
+        drafts: DraftSources,
         encoder: MediaEncoder | None = None,
         wake: Callable[[], None] = lambda: None,
-        draft_model: DraftModel | None = None,
     ) -> None:
         """`on_end(key)` is called when a call is over and its slot, cells and adapters are released.
 
         `disk(pace, by_range)` makes the link to the disk tier; `by_range`: it saves blocks of tokens, not whole states.
         `n_ctx`: maximum length of one conversation, tokens. `ram_bytes`: maximum memory for prefixes in RAM. `drafts`:
-        where drafts of answers come from; `draft_model`: the model that makes some of them. `encoder`: makes embeddings
-        of pictures and sounds; None: calls have none. `wake`: has this thread look again; any thread calls it."""
+        where drafts of answers come from. `encoder`: makes embeddings of pictures and sounds; None: calls have none.
+        `wake`: has this thread look again; any thread calls it."""
         self.events: list[CallEvent] = []
         """Events of the last steps; the caller takes them out."""
         self._context, self._n_ctx = context, n_ctx
@@ -126,9 +123,7 @@ class Stepper:
         self._adapter_turns: AdapterTurns[bytes] = AdapterTurns()
         self._can_pad = by_range
         self._layouts = BatchLayouts(fixed=context.on_gpu, can_pad=by_range)
-        self.speculator = Speculator(
-            drafts, context, lambda: self._pace.steady_s, self.lengths, draft_model, n_ctx=n_ctx
-        )
+        self.speculator = Speculator(drafts, context, lambda: self._pace.steady_s, self.lengths, n_ctx=n_ctx)
         self._empty_tokens = np.full(ROWS_MULTIPLES[0], self._batch.padding_token, np.int32)
         self._scratch = context.num_sequences - 1
         self._num_decodes = self._num_busy = self._num_switches = 0
