@@ -250,17 +250,7 @@ def open_chat_worker(
     long_texts = opened.enter_context(
         contextlib.closing(TokenProcesses(model.path, model.overrides, number=prompts_at_once()))
     )
-    prompts = Prompts(
-        renderer,
-        GuardedTokenizer(model.vocab, long_texts),
-        bos_text=model.bos_text,
-        num_tokens=model.facts.n_vocab,
-        n_ctx=n_ctx,
-        shared=spec.shared_prompts,
-        infill=infill_prompts(model.vocab, spec.llama, n_ctx=n_ctx),
-        defaults=spec,
-        media=None if media is None else media.reader,
-    )
+    prompts = _prompts(model, spec, renderer, GuardedTokenizer(model.vocab, long_texts), media, n_ctx=n_ctx)
     identity = kv_identity(settings, model, spec, n_ctx=context.kv_tokens)
     adapters = opened.enter_context(
         contextlib.closing(
@@ -295,6 +285,28 @@ def open_chat_worker(
         slot_files,
         draft_model,
         media,
+    )
+
+
+def _prompts(
+    model: Model,
+    spec: ModelSpec,
+    renderer: Renderer,
+    tokenizer: GuardedTokenizer,
+    media: ServedMedia | None,
+    *,
+    n_ctx: int,
+) -> Prompts:
+    return Prompts(
+        renderer,
+        tokenizer,
+        bos_text=model.bos_text,
+        num_tokens=model.facts.n_vocab,
+        n_ctx=n_ctx,
+        shared=spec.shared_prompts,
+        infill=infill_prompts(model.vocab, spec.llama, n_ctx=n_ctx),
+        defaults=spec,
+        media=None if media is None else media.reader,
     )
 
 

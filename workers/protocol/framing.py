@@ -128,6 +128,8 @@ ITEM_CHARS = 6
 """Characters that `is_long` counts for each value and each name in a message, on top of the lengths of texts."""
 RUN_NUMBERS = 8192
 """Maximum count of numbers from an array that are encoded in one call."""
+BASE64_CHARS = 4
+"""Characters of base64 that stand for a group of bytes."""
 BASE64_GROUP = 3
 """Bytes in a group of base64. The base64 of two pieces can be joined if the first piece is a multiple of this."""
 

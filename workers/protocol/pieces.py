@@ -16,13 +16,11 @@ from typing import Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origi
 import msgspec
 from msgspec.inspect import is_struct_type
 
-from workers.protocol.framing import CLOSES, CUT, OPENS, read_float
+from workers.protocol.framing import BASE64_CHARS, CLOSES, CUT, OPENS, read_float
 
 PIECE_BYTES = 256 << 10
 """Maximum bytes of JSON that are decoded in one call, which takes two milliseconds at most, unless they are items of a
 list that fit in one part of their writer's: 128 Ki characters, each of up to six bytes."""
-BASE64_CHARS = 4
-"""Characters of base64 that stand for a group of bytes."""
 _ESCAPE_BYTES = 6
 """Bytes of the longest escape, `\\u4f60`; two of them can be the halves of one character."""
 _SEVERAL_BYTES, _FIRST_OF_SEVERAL = 0x80, 0xC0
