@@ -44,7 +44,7 @@ from workers.served_text import infill_prompts, open_renderer, text_routes
 from workers.service.calls.call_record import CallRecords
 from workers.service.calls.delivery import Delivery
 from workers.service.calls.generate import GenerateCalls
-from workers.service.calls.lanes import FairLane, prompt_lane, prompts_at_once
+from workers.service.calls.lanes import FairLane, media_lane, prompt_lane, prompts_at_once
 from workers.service.calls.live_calls import LiveCalls
 from workers.service.calls.pooled import no_pooled_work
 from workers.service.calls.stream import EventHub, Mailbox
@@ -154,7 +154,7 @@ class ChatWorker:
         metrics = metrics_of(worker, engine, life, lambda: self.constraints.counts, Devices(free_bytes).memory)
         live = LiveCalls(engine, records)
         hub = EventHub(worker.boot, live.give_up, grace_s=worker.gateway_grace_s)
-        lane, adverts = prompt_lane(), PrefixAdverts(engine.cache_report)
+        lane, media, adverts = prompt_lane(), media_lane(), PrefixAdverts(engine.cache_report)
         facts = None if self.media is None else self.media.facts(self.model.facts)
         adapter_routes = AdapterRoutes(self.adapters, self.settings.adapters_dir)
         calls = GenerateCalls(
@@ -165,6 +165,7 @@ class ChatWorker:
             self.prompts,
             life,
             lane,
+            media,
             defaults=self.spec.sampling.sampling(),
             constraints=self.constraints,
             answers=self.answers,
@@ -182,7 +183,7 @@ class ChatWorker:
                 refusing(POOL_PATH, no_pooled_work()),
                 *adapter_routes.routes(),
                 *self._slot_routes(engine).routes(),
-                *self._text_routes(lane).routes(),
+                *self._text_routes(lane, media).routes(),
             ],
             adverts=adverts,
             announced=lambda beat: adapter_routes.announced(
@@ -219,11 +220,12 @@ class ChatWorker:
             )
         )
 
-    def _text_routes(self, lane: FairLane) -> TextRoutes:
+    def _text_routes(self, lane: FairLane, media: FairLane) -> TextRoutes:
         return text_routes(
             self.model,
             self.prompts,
             lane,
+            media,
             self.renderer,
             self.spec.sampling.sampling(),
             name=self.spec.name,
