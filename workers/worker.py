@@ -30,7 +30,7 @@ from workers.llama.native import AdapterError, build_id
 from workers.llama.pooling import is_pooled
 from workers.models.catalog import CatalogError
 from workers.models.cores import cores_of, text_of
-from workers.models.files import DRAFT, first_part
+from workers.models.files import DRAFT, PROJECTOR, first_part
 from workers.models.spec import NO_PROJECTOR, ModelSpec
 from workers.pooled_worker import open_pooled_worker
 from workers.process import log_lines
@@ -143,7 +143,7 @@ def spec_of(settings: WorkerSettings) -> ModelSpec:
             f"alias: {name!r} can't be a model's name: use at most 128 letters, digits and . _ : / @ + -, with --alias"
         )
     try:
-        return _with_draft(msgspec.convert(settings.entry(name=name, path=str(path)), ModelSpec), settings.model)
+        return _with_companions(msgspec.convert(settings.entry(name=name, path=str(path)), ModelSpec), settings.model)
     except msgspec.ValidationError as error:
         found = re.search(r"\$\.(\w+)", str(error))
         raise SettingUnusable(
@@ -151,13 +151,16 @@ def spec_of(settings: WorkerSettings) -> ModelSpec:
         ) from None
 
 
-def _with_draft(spec: ModelSpec, model: Path | None) -> ModelSpec:
-    """Return the spec with the file of its draft model. One of the hub lies beside the model where `paddock fetch` has
-    put it."""
+def _with_companions(spec: ModelSpec, model: Path | None) -> ModelSpec:
+    """Return the spec with the files of its projector and its draft model. Those of the hub lie beside the model where
+    `paddock fetch` has put them."""
+    beside = (model or Path()).expanduser()
+    projector = beside.with_stem(f"{beside.stem}{PROJECTOR}")
+    if not spec.projector and projector.is_file():
+        spec = replace(spec, projector=str(projector))
     draft = spec.speculation.draft
     if draft is None:
         return spec
-    beside = (model or Path()).expanduser()
     path = Path(draft.path).expanduser() if draft.path else beside.with_stem(f"{beside.stem}{DRAFT}")
     found = replace(draft, path=str(first_part(path)), hf=None)
     return replace(spec, speculation=replace(spec.speculation, draft=found))
