@@ -29,6 +29,7 @@ from workers.engine.disk.sealed import CacheKeys
 from workers.engine.disk.tier import DiskTier
 from workers.engine.engine import Engine
 from workers.engine.speculation.draft_model import DraftModel
+from workers.engine.step.speculator import DraftSources
 from workers.engine.watchdog import Watchdog
 from workers.llama.context import Context
 from workers.llama.devices import Devices
@@ -202,8 +203,7 @@ class ChatWorker:
             adapters=self.adapters,
             watchdog=self.watchdog,
             disk=self.tier,
-            speculation=self.spec.speculation,
-            draft_model=self.draft_model,
+            speculation=DraftSources(self.spec.speculation, self.draft_model),
             encoder=None if self.media is None else self.media.encoder,
         )
 
@@ -250,17 +250,7 @@ def open_chat_worker(
     long_texts = opened.enter_context(
         contextlib.closing(TokenProcesses(model.path, model.overrides, number=prompts_at_once()))
     )
-    prompts = Prompts(
-        renderer,
-        GuardedTokenizer(model.vocab, long_texts),
-        bos_text=model.bos_text,
-        num_tokens=model.facts.n_vocab,
-        n_ctx=n_ctx,
-        shared=spec.shared_prompts,
-        infill=infill_prompts(model.vocab, spec.llama, n_ctx=n_ctx),
-        defaults=spec,
-        media=None if media is None else media.reader,
-    )
+    prompts = _prompts(model, spec, renderer, GuardedTokenizer(model.vocab, long_texts), media, n_ctx=n_ctx)
     identity = kv_identity(settings, model, spec, n_ctx=context.kv_tokens)
     adapters = opened.enter_context(
         contextlib.closing(
@@ -295,6 +285,28 @@ def open_chat_worker(
         slot_files,
         draft_model,
         media,
+    )
+
+
+def _prompts(
+    model: Model,
+    spec: ModelSpec,
+    renderer: Renderer,
+    tokenizer: GuardedTokenizer,
+    media: ServedMedia | None,
+    *,
+    n_ctx: int,
+) -> Prompts:
+    return Prompts(
+        renderer,
+        tokenizer,
+        bos_text=model.bos_text,
+        num_tokens=model.facts.n_vocab,
+        n_ctx=n_ctx,
+        shared=spec.shared_prompts,
+        infill=infill_prompts(model.vocab, spec.llama, n_ctx=n_ctx),
+        defaults=spec,
+        media=None if media is None else media.reader,
     )
 
 

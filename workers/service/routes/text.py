@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from workers.chat.prompts import SHORT_CHARS, Prompts
 from workers.protocol.events import HTTP_STATUS, CallFailed, Failure, FailureCode
-from workers.protocol.framing import json_parts
+from workers.protocol.framing import marked_parts
 from workers.protocol.queries import (
     DETOKENIZE_PATH,
     MAX_PIECES,
@@ -177,7 +177,7 @@ class TextRoutes:
     ) -> Response:
         def respond(body: bytes) -> Response:
             # In parts, between which the event loop runs: megabytes of line ends took 60 ms in one call.
-            return Response(b"".join(json_parts(compute(decoded(decode, body)))), media_type="application/json")
+            return Response(b"".join(marked_parts(compute(decoded(decode, body)))), media_type="application/json")
 
         try:
             body = await read_body(request, max_bytes)
