@@ -33,7 +33,7 @@ from workers.protocol.requests import GenerateRequest, Medium, Message
 VERBS: dict[str, str] = {"picture": "sees", "sound": "hears"}
 
 LONG_BYTES = 256 << 10
-"""Files of more bytes are hashed on a thread, which takes a millisecond or so for each megabyte."""
+"""Files of more bytes are hashed or decoded on a thread, which takes a millisecond or so for each megabyte."""
 
 Hold = Callable[[int], None]
 Loaded = Mapping[int, str | Medium]
@@ -140,7 +140,9 @@ async def _medium_of(fetched: Fetched, linked: LinkedMedium) -> str | Medium:
     check_size(data, len(data), param)
     kind = kind_of(data) or kind_of_type(fetched.content_type)
     if linked.is_document and kind is None:
-        return text_of(data, fetched.content_type, param)
+        if len(data) <= LONG_BYTES:
+            return text_of(data, fetched.content_type, param)
+        return await asyncio.to_thread(text_of, data, fetched.content_type, param)
     if kind is None or (kind != linked.kind and not linked.is_document):
         wanted = KNOWN if linked.is_document else NAME_OF[linked.kind]
         raise InvalidRequest(f"`{param}`: the file at its URL is not what belongs there: {wanted}.", param=param)
