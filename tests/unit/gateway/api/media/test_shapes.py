@@ -123,6 +123,8 @@ def test_files_are_media_by_what_they_are(part: Part, kind: str) -> None:
         (file(b"\xef\xbb\xbf{}", "t.json"), "{}"),
         (file("\u00fc".encode(), as_url="text/markdown;charset=utf-8"), "\u00fc"),
         (file(b"{}", as_url="application/ld+json"), "{}"),
+        (file(b"BMW and others, in alphabetical order", "cars.txt"), "BMW and others, in alphabetical order"),
+        (file(b"ID3,name,size,kind,colour", "table.csv"), "ID3,name,size,kind,colour"),
     ],
 )
 def test_documents_become_texts(part: Part, text: str) -> None:
