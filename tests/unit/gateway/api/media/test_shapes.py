@@ -162,6 +162,8 @@ def test_what_is_not_read_is_refused(part: Part, param: str, said: str) -> None:
         ({"type": "image_url", "image_url": {"url": data_url(WAV)}}, "image_url.url", "a sound"),
         ({"type": "image_url", "image_url": {"url": data_url(b"x", "text/plain")}}, "image_url.url", "recognised"),
         ({"type": "image_url", "image_url": {"url": "https://" + "x" * 9000}}, "image_url.url", "shorter"),
+        ({"type": "input_file", "file_url": "https://" + "x" * 9000}, "file_url", "shorter"),
+        ({"type": "file", "file": {"file_data": "https://" + "x" * 9000}}, "file.file_data", "shorter"),
         ({"type": "input_audio", "input_audio": {"format": "wav"}}, "input_audio.data", "missing"),
         ({"type": "input_audio", "input_audio": {"data": base64_of(PNG)}}, "input_audio.data", "a picture"),
         ({"type": "file", "file": "x"}, "file", "file_data"),
