@@ -14,6 +14,7 @@ LOCAL_NAT64 = ip_network("64:ff9b:1::/48")
 """The same for prefixes that a network makes for itself (RFC 8215); only the network knows how long they are."""
 COMPATIBLE = ip_network("::/96")
 """Deprecated addresses that end in an IPv4 address (RFC 4291)."""
+USUAL_PORTS = (80, 443)
 CGNAT = ip_network("100.64.0.0/10")
 METADATA = (
     ip_network("169.254.0.0/16"),
@@ -28,11 +29,15 @@ METADATA = (
 Address = IPv4Address | IPv6Address
 
 
-def is_listed(host: str, allowed: Sequence[str]) -> bool:
-    """Return whether a host is one of `allowed`: names, or `*.example.com` for all names below example.com."""
+def is_listed(host: str, allowed: Sequence[str], port: int = 443) -> bool:
+    """Return whether a host is one of `allowed`: names, or `*.example.com` for all names below example.com. At ports
+    other than 80 and 443 it is only if they are named: `example.com:8080`, or `example.com:*` for all."""
     name = _plain(host)
     for one in allowed:
-        wanted = _plain(one)
+        written, ports = _with_ports(one)
+        if ports is not None and port not in ports:
+            continue
+        wanted = _plain(written)
         if wanted.startswith("*."):
             if name.endswith(wanted[1:]) and len(name) > len(wanted) - 1:
                 return True
@@ -49,6 +54,16 @@ def why_refused(address: str, *, allow_private: bool) -> str:
     except ValueError:
         return "no address"
     return next((why for one in _meant(found) if (why := _refusal(one, allow_private=allow_private))), "")
+
+
+def _with_ports(entry: str) -> tuple[str, tuple[int, ...] | None]:
+    """Return the host of an entry, and the ports at which it is listed; None: all."""
+    host, colon, port = entry.strip().rpartition(":")
+    if not colon or (":" in host and not host.endswith("]")):  # the second: an IPv6 address without a port
+        return entry, USUAL_PORTS
+    if port == "*":
+        return host, None
+    return (host, (int(port),)) if port.isdigit() else (entry, USUAL_PORTS)
 
 
 def _plain(host: str) -> str:

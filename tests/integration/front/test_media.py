@@ -30,8 +30,8 @@ def stack() -> Iterator[Stack]:
         running.fake_worker("seer", *flags, "--inputs", "text,image,audio", wait=False)
         running.fake_worker("reader", *flags, wait=False)
         settings = {"max_body_bytes": MIB, "max_media_body_mib": 16, "max_media_mib": 8, "media_timeout_s": 2}
-        running.gateway(wait=False, media_allowed_hosts="127.0.0.1", media_allow_private=True, **settings)
-        running.gateway(wait=False, media_allowed_hosts="127.0.0.1", **settings)
+        running.gateway(wait=False, media_allowed_hosts="127.0.0.1:*", media_allow_private=True, **settings)
+        running.gateway(wait=False, media_allowed_hosts="127.0.0.1:*", **settings)
         for alias, process in zip(("seer", "reader"), running.workers, strict=True):
             running.wait_for_worker(alias, process.name, process)
         for gateway in running.gateways:

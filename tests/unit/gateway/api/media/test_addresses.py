@@ -102,3 +102,24 @@ def test_some_addresses_are_never_allowed(address: str, allow_private: bool) -> 
 )
 def test_hosts_are_listed_by_name(host: str, allowed: list[str], is_in: bool) -> None:
     assert is_listed(host, allowed) is is_in
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "listed", "is_in"),
+    [
+        ("example.com", 80, "example.com", True),
+        ("example.com", 443, "example.com", True),
+        ("example.com", 8080, "example.com", False),
+        ("example.com", 8080, "example.com:8080", True),
+        ("example.com", 443, "example.com:8080", False),
+        ("a.example.com", 8080, " *.example.com:8080 ", True),
+        ("example.com", 9, "example.com:*", True),
+        ("::1", 443, "::1", True),
+        ("::1", 8080, "::1", False),
+        ("::1", 8080, "[::1]:8080", True),
+        ("::1", 8080, "[::1]", False),
+        ("example.com", 443, "example.com:x", False),
+    ],
+)
+def test_other_ports_are_listed_by_themselves(host: str, port: int, listed: str, is_in: bool) -> None:
+    assert is_listed(host, [listed], port) is is_in
