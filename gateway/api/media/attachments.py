@@ -52,14 +52,16 @@ class Attachments:
         self.max_text_chars = max_text_chars
         self.num_text_bytes = 0
         """Bytes of memory that the documents take that have become texts, estimated from above."""
-        self._cuts = dict(cuts or {})
+        self.num_bytes = 0
+        """The bytes of all files that were cut out."""
+        self.num_chars = 0
+        """The characters that the base64 of all files had."""
+        self.num_chars_left = 0
+        """The characters of base64 that belong to ordinary texts, since no reader took them for media."""
+        self._cuts: dict[str, Cut] = {}
         self._max_bytes = max_bytes
         self._taken: set[str] = set()
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of all files that were cut out."""
-        return sum(len(cut.data) for cut in self._cuts.values())
+        self.add(cuts or {})
 
     @property
     def are_quick(self) -> bool:
@@ -68,19 +70,13 @@ class Attachments:
             return False
         return sum(len(cut.data) for cut in self._cuts.values() if kind_of(cut.data) is None) <= INLINE_BYTES
 
-    @property
-    def num_chars(self) -> int:
-        """The characters that the base64 of all files had."""
-        return sum(cut.num_chars for cut in self._cuts.values())
-
-    @property
-    def num_chars_left(self) -> int:
-        """The characters of base64 that belong to ordinary texts, since no reader took them for media."""
-        return sum(cut.num_chars for token, cut in self._cuts.items() if token not in self._taken)
-
     def add(self, cuts: Mapping[str, Cut]) -> None:
-        """Add files that were cut out of a stored response."""
+        """Add files that were cut out of a body or a stored response. There can be thousands: they are counted once."""
         self._cuts |= cuts
+        num_chars = sum(cut.num_chars for cut in cuts.values())
+        self.num_bytes += sum(len(cut.data) for cut in cuts.values())
+        self.num_chars += num_chars
+        self.num_chars_left += num_chars
 
     def restored(self, text: bytes) -> bytes:
         """Return the body's text with all that belongs there: the base64 that no reader took for media."""
@@ -142,7 +138,9 @@ class Attachments:
         """Return the file and its SHA-256."""
         cut = self._cuts.get(value)
         if cut is not None:
-            self._taken.add(value)
+            if value not in self._taken:
+                self._taken.add(value)
+                self.num_chars_left -= cut.num_chars
             data, digest = cut.data, cut.sha256
         else:
             data = _decode(value, path)
