@@ -155,8 +155,8 @@ def _check_patches(header: GgufHeader) -> None:
     ]
     if any(wrong):
         raise ModelError(
-            f"{header.path}: damaged metadata (pictures of {image} pixels, patches of {patch}, scale {scale}, least and "
-            f"most pixels {sizes[0]} and {sizes[1]} contradict each other or the weights); convert it again"
+            f"{header.path}: damaged metadata (pictures of {image} pixels, patches of {patch}, scale {scale}, least "
+            f"and most pixels {sizes[0]} and {sizes[1]} contradict each other or the weights); convert it again"
         )
 
 
