@@ -33,7 +33,7 @@ CTX = 4096
 SLOW_SIZES = Sizes(width=384, n_head=6, n_ff=1536, n_layer=8, patch=16)
 SLOW_CELLS, NUM_SLOW = 256, 8
 """Cells of a picture whose encoding takes some tenths of a second, and how many of those a call has."""
-NUM_GUESSES = 6
+NUM_GUESSES = 4
 FORM = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
 WEATHER = {
     "type": "function",
