@@ -115,9 +115,11 @@ def read_transcription(raw: bytes, task: Task, ignored: Ignored, attachments: At
 
     Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter."""
     document = {name: _typed(name, value) for name, value in read_object(raw).items() if value != ""}
-    if FILE not in document:
-        raise InvalidRequest("`file` is missing. Send the sound as a part of the form.", param=FILE)
-    sound = attachments.medium(document[FILE], FILE, "sound", FILE)
+    file = document.get(FILE)
+    if not isinstance(file, str):
+        raise InvalidRequest("`file` is missing. Send the sound as one part of the form.", param=FILE)
+    # Taken before anything else can be refused: a file that nobody takes counts as text (`Attachments.num_chars_left`).
+    sound = attachments.medium(file, FILE, "sound", FILE)
     if document.get("response_format") in TIMED:
         raise UnsupportedParameter(
             f"`response_format` is {quote(document['response_format'])}: the models here hear what is said, and do not "
