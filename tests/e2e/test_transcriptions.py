@@ -13,6 +13,7 @@ import numpy as np
 import openai
 import pytest
 
+from gateway.client import AsyncClient, BadRequest, Client, NotSupported
 from tests.support.media_files import corners, picture_file, sound_file
 from tests.support.projectors import SAMPLE_RATE, sound, write_pair
 from tests.support.sent_forms import BOUNDARY, CONTENT_TYPE, form
@@ -227,3 +228,19 @@ def test_the_log_has_neither_files_nor_their_names(stack: Stack, gateway: Proces
     assert posted(stack, body.replace(b"max_tokens", b"a-secret-field"))[0] == 200
     assert "a-secret" not in gateway.text()
     assert "Traceback" not in gateway.text()
+
+
+async def test_paddocks_own_client(stack: Stack, gateway: Process) -> None:
+    with Client(gateway.url, stack.key) as paddock:
+        heard = paddock.transcribe(wav(), model=HEARS, language="de", temperature=0.0, max_tokens=12)
+        with pytest.raises(NotSupported, match=SEES):
+            paddock.transcribe(wav(), model=SEES)
+        with pytest.raises(BadRequest, match="response_format"):
+            paddock.transcribe(wav(), model=HEARS, extra_body={"response_format": "srt"})
+    assert heard.text
+    assert heard.usage.total_tokens == heard.usage.input_tokens + heard.usage.output_tokens > 12
+    async with AsyncClient(gateway.url, stack.key) as paddock_too:
+        translated = await paddock_too.translate(wav(), model=HEARS, max_tokens=12)
+        again = await paddock_too.transcribe(wav(), model=HEARS, language="de", max_tokens=12)
+    assert (again.text, again.usage.output_tokens) == (heard.text, 12)
+    assert translated.text != heard.text

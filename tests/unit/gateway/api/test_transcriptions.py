@@ -52,11 +52,12 @@ def test_a_sound_becomes_a_chat_of_one_message() -> None:
 
 
 def test_prompt_and_language() -> None:
-    for fields, said in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"prompt": "Write it down"}, "Write it down"),
         ({"prompt": "", "language": ""}, INSTRUCTIONS["transcribe"]),
         ({"prompt": "Löwe 😀", "language": "de"}, "Löwe 😀 (language: de)"),
-    ):
+    ]
+    for fields, said in cases:
         [request] = asked(**fields).requests
         assert request.messages == (Message("user", said, media=(len(said),)),)
 
