@@ -300,7 +300,7 @@ def _handlers(
     intake = Intake(settings.max_body_bytes, core.memory, decoding, longest, media)
     pings = Pings(settings.ping_interval_s, settings.ping == "event")
     resumable = Resumable(core.recordings, core.metrics, settings.ping_interval_s)
-    loader = MediaLoader(fleet, Fetcher(_fetch_bounds(settings)), max_media_bytes)
+    loader = MediaLoader(fleet, Fetcher(_fetch_bounds(settings)), max_media_bytes, settings.max_body_bytes)
     calls = CallHandlers(resolver, pipeline, intake, pings, resumable, core.queries, loader)
     reader, desired_models, chat = RequestReader(resolver, intake), DesiredModels(redis), ChatDialect()
     listing = Models(names, fleet, desired_models)

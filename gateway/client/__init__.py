@@ -51,7 +51,15 @@ from gateway.client.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
-from gateway.client.parameters import ChatParameters, CompletionParameters
+from gateway.client.parameters import (
+    ChatParameters,
+    CompletionParameters,
+    Part,
+    file_part,
+    picture_part,
+    sound_part,
+    text_part,
+)
 from gateway.client.server_answers import (
     HealthStatus,
     LoraAdapter,
@@ -100,6 +108,7 @@ __all__ = [
     "NotFound",
     "NotReady",
     "NotSupported",
+    "Part",
     "PermissionDenied",
     "PromptProgress",
     "Props",
@@ -127,4 +136,8 @@ __all__ = [
     "Unavailable",
     "UnexpectedAnswer",
     "Usage",
+    "file_part",
+    "picture_part",
+    "sound_part",
+    "text_part",
 ]

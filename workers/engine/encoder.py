@@ -60,7 +60,8 @@ class Encoding:
 
     def __init__(self, key: Key, chunk: MediaCells) -> None:
         self.key = key
-        self.chunk = chunk
+        self.chunk: MediaCells | None = chunk
+        """What is to be encoded; None: it was, and its pixels are not needed any more."""
         self.rows: Embeddings | None = None
         """The embeddings, float32 [cells, width]; None: they are still to come, or failed."""
         self.failure: Failure | None = None
@@ -169,6 +170,7 @@ class MediaEncoder:
         rows, failure = None, None
         try:
             rows = self._projector.encode(one.chunk)
+            one.chunk = None
         except EncodeFailed as error:
             log.warning("a picture or sound could not be encoded: %s", error)
             failure = _FAILED

@@ -7,7 +7,7 @@ async with intake.open_body(principal, scope, receive) as body:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from gateway.api.intake.decoding import INLINE_BYTES, INLINE_NUMBERS, INLINE_STR
 from gateway.api.intake.form import FormReader, boundary_of
 from gateway.api.intake.memory_budget import MemoryBudget, Reservation
 from gateway.api.media.attachments import DEFAULT_MAX_BYTES, Attachments
-from gateway.api.media.sieve import MediaSieve
+from gateway.api.media.sieve import Cut, MediaSieve
 from gateway.call import Principal
 from gateway.dispatch.team_turns import TeamTurns
 from gateway.errors import PaddockError
@@ -171,7 +171,7 @@ class Intake:
                 raise
         else:
             if not attachments.num_chars_left:
-                reservation.resize(held_bytes + attachments.num_bytes)
+                reservation.resize(held_bytes + attachments.num_bytes + attachments.num_text_bytes)
                 return asked
             del asked
         held_bytes += attachments.num_chars_left
@@ -185,6 +185,10 @@ class Intake:
         incoming = _IncomingCheck(self, reservation, len(raw))
         await incoming.add(raw, len(raw))
         return incoming.shape()
+
+    def attachments(self, cuts: Mapping[str, Cut] | None = None) -> Attachments:
+        """Return the files that were cut out of a body, within this gateway's limits."""
+        return Attachments(cuts, self.media.medium, self.max_body_bytes)
 
     def begin_check(self) -> ShapeCheck:
         """Return a check for a long body; short bodies need none. Making one goes through all workers, perhaps 1000."""
@@ -227,7 +231,7 @@ class Body:
         """`shape`: how much the body holds; None: it was not checked while it came in."""
         self.raw = raw
         """The bytes, without the files that were cut out; empty once they are decoded."""
-        self.attachments = attachments or Attachments(max_bytes=intake.media.medium)
+        self.attachments = attachments or intake.attachments()
         """The files that were cut out of the body."""
         self._reservation = reservation
         self._intake = intake
@@ -366,8 +370,7 @@ class _IncomingCheck:
 
     def attachments(self) -> Attachments:
         """Return the files that were cut out."""
-        cuts = {} if self._sieve is None else self._sieve.cuts
-        return Attachments(cuts, self._intake.media.medium)
+        return self._intake.attachments({} if self._sieve is None else self._sieve.cuts)
 
 
 class _IncomingForm:
@@ -404,4 +407,4 @@ class _IncomingForm:
 
     def attachments(self) -> Attachments:
         """Return the file."""
-        return Attachments(self._form.cuts, self._intake.media.medium)
+        return self._intake.attachments(self._form.cuts)

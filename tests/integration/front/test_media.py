@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -202,6 +204,22 @@ async def test_links_are_fetched_where_the_operator_allows(caller: Caller, stack
     status, answer = await post(caller, "/v1/chat/completions", messages=asked(elsewhere))
     assert status == 501
     assert "PADDOCK_MEDIA_ALLOWED_HOSTS" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(("heading", "package"), [("A picture", "openai"), ("A message with a picture", "anthropic")])
+def test_the_examples_of_the_page(
+    stack: Stack, submits: Path, capsys: pytest.CaptureFixture[str], heading: str, package: str
+) -> None:
+    pytest.importorskip(package)
+    page = (Path(__file__).resolve().parents[3] / "docs" / "clients.md").read_text()
+    [code] = re.findall(rf"^### {heading}\n.*?```py\n(.*?)```", page, re.MULTILINE | re.DOTALL)
+    (stack.folder / "cat.png").write_bytes(PNG)
+    code = code.replace("http://127.0.0.1:8080", stack.gateways[0].url).replace("<the printed key>", stack.key)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the page's `open` is left to the garbage collector
+        exec(compile(code.replace("cat.png", str(stack.folder / "cat.png")), "clients.md", "exec"), {})
+    assert capsys.readouterr().out == "t0 t1 t2 \n"
+    assert [one[0] for one in noted(submits)[0]["media"]] == ["picture"]
 
 
 def sent_form(**fields: str | bytes) -> dict[str, Any]:

@@ -83,7 +83,14 @@ class CheckpointCache(PrefixCache):
             self._save_fork(sequence.id, sequence.num_cells)
 
     def truncate(self, sequence: CachedSequence, num_cells: int) -> bool:
-        return sequence.id == NOWHERE or num_cells >= sequence.num_cells
+        if sequence.id == NOWHERE or num_cells >= sequence.num_cells:
+            return True
+        is_able = sequence.num_cells - num_cells <= self._memory.most_cut
+        if not is_able or not self._memory.cut(sequence.id, num_cells, -1):
+            return False
+        self.index.release(sequence.id, num_cells)
+        sequence.num_cells = num_cells
+        return True
 
     def copies(self, path: Path, start: int, end: int) -> Iterator[Block]:
         """Yield a copy of the whole state saved for the longest part of the path's first `end` tokens, or nothing."""

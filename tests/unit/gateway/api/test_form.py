@@ -192,10 +192,10 @@ def test_no_slice_holds_the_loop(body: bytes) -> None:
     for _ in range(3):
         reader = FormReader(BOUNDARY, MIB)
         reader.feed(part("file", b"x"))
-        began = time.perf_counter()
+        began = time.thread_time()
         with contextlib.suppress(PaddockError):
             reader.feed(body[:SLICE_BYTES])
-        best_s = min(best_s, time.perf_counter() - began)
+        best_s = min(best_s, time.thread_time() - began)
     assert best_s < MOST_S
 
 
