@@ -16,9 +16,10 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -28,10 +29,13 @@ from benchmarks.engine.bench import big_model, toy_model
 from benchmarks.reference import llama_server
 from benchmarks.table import Row
 from tests.integration.engine.listener import GREEDY, ONE_THREAD, Bench, changed, running
+from tests.support.deep_copies import write_deep_copy
+from tests.support.quantised import Q8_0, write_quantised
 from tests.support.stack import DEMO_MODEL, ROOT, free_port
 from workers.chat.environment import new_environment
 from workers.engine.speculation.step_costs import MAX_DRAFTED, StepCosts
 from workers.llama.model import Model
+from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol.events import Tokens
 from workers.protocol.requests import Sampling, Speculation
 
@@ -54,6 +58,8 @@ CALLERS = (1, 4, 8, 16)
 PLAIN_BAR, COPY_BAR = 0.97, 1.6
 PREDICT, EDIT_EVERY = 200, 60
 PLAIN = Speculation(enabled=False)
+DRAFT_LENGTHS, DEEPER, GUESSED_BAR, PAIR_BAR = (3, 7), 75, 0.95, 1.4
+"""`DEEPER`: layers added to the demo model that change nothing of what it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class Spoken:
 
 
 def measure(rounds: int) -> list[Row]:
-    return [*per_step(), *beside_plain(rounds), *copying(rounds)]
+    return [*per_step(), *beside_plain(rounds), *copying(rounds), *drafted_by_model(rounds)]
 
 
 def prompts_of(kind: str) -> list[str]:
@@ -109,12 +115,16 @@ def per_step() -> list[Row]:
 def every_draft() -> Iterator[None]:
     """Have every draft computed whole, whatever it costs."""
 
-    def choose(
-        _: StepCosts, chances: Sequence[Sequence[float]], __: int, *, max_rows: int, is_shared: bool
-    ) -> list[int]:
+    def choose(_: StepCosts, chances: Sequence[Sequence[float]], __: int, *, max_rows: int, **___: object) -> list[int]:
         return [min(len(one), MAX_DRAFTED // len(chances), max_rows - 1) for one in chances]
 
-    with mock.patch.object(StepCosts, "choose", choose), mock.patch.object(StepCosts, "note_drafted"):
+    with (
+        mock.patch.object(StepCosts, "choose", choose),
+        mock.patch.object(StepCosts, "note_drafted"),
+        mock.patch.object(StepCosts, "least_chance", return_value=0.0),
+        mock.patch.object(StepCosts, "saved_s", return_value=1.0),
+        mock.patch("workers.engine.step.speculator.LOOK_S", 0.0),
+    ):
         yield
 
 
@@ -231,6 +241,54 @@ def answered(bench: Bench, request: Any) -> tuple[list[int], float]:
     bench.heard.until(lambda: bench.heard.has_ended(key), 300)
     told = [event.tokens[0] for event in bench.heard.calls[key] if isinstance(event, Tokens)]
     return told, bench.heard.finished(key).timings.predicted_ms / 1e3
+
+
+def drafted_by_model(rounds: int) -> list[Row]:
+    """Return what a draft model's guesses are worth: how many are drawn, and the speed of a model that says the same as
+    the demo model in 16 times the time, drafted by the demo model with coarser weights."""
+    texts = prompts_of("story")
+    settings = SpeculationSettings(ngram=False, draft=DraftSpec(path="small.gguf"))
+    with ExitStack() as opened:
+        folder = Path(opened.enter_context(TemporaryDirectory()))
+        small = write_quantised(DEMO_MODEL, folder / "small.gguf", Q8_0)
+        deep = write_deep_copy(DEMO_MODEL, folder / "deep.gguf", DEEPER)
+        draft = opened.enter_context(Model.load(small, ONE_THREAD))
+        rows = []
+        with Model.load(DEMO_MODEL, ONE_THREAD) as model, every_draft():
+            for most in DRAFT_LENGTHS:
+                with running(model, n_ctx=1024, kv_tokens=2048, draft=draft, speculation=settings) as bench:
+                    rows.append(_guessed(bench, texts[0], most))
+        with Model.load(deep, ONE_THREAD) as model:
+            for callers in CALLERS[:3]:
+                with running(
+                    model, slots=callers, n_ctx=512, kv_tokens=8192, draft=draft, speculation=settings
+                ) as bench:
+                    rows.append(_quicker(bench, texts, callers, rounds))
+    return rows
+
+
+def _guessed(bench: Bench, text: str, most: int) -> Row:
+    request = bench.request(text, 300, sampling=GREEDY, ignore_eos=True)
+    key = bench.submit(changed(request, speculation=Speculation(n_max=most)))
+    bench.wait(key)
+    timings = bench.heard.finished(key).timings
+    share = timings.draft_n_accepted / timings.draft_n
+    figure = f"{timings.draft_n_accepted} of {timings.draft_n} guesses drawn"
+    what = f"demo model drafted by its Q8_0 copy, {most} tokens at once"
+    return Row(what, figure, f"{share:.0%}", f">= {GUESSED_BAR:.0%}", share >= GUESSED_BAR)
+
+
+def _quicker(bench: Bench, texts: Sequence[str], callers: int, rounds: int) -> Row:
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(rounds + 1):
+        prompts = [bench.tokens(text) for text in texts[number * callers :][:callers]]
+        for enabled in (False, True):
+            rates[enabled].append(rate(bench, prompts, Speculation(enabled=enabled)))
+    plain, drafted = (statistics.median(rates[enabled][1:]) for enabled in (False, True))  # the first one is learned in
+    what = f"a model 16 times as slow as its draft model, {callers} caller{'s' if callers > 1 else ''}"
+    figure = f"{drafted:.1f} against {plain:.1f} tokens/s without drafts"
+    bar = PAIR_BAR if callers == 1 else PLAIN_BAR
+    return Row(what, figure, f"{drafted / plain:.2f} x", f">= {bar} x", drafted / plain >= bar)
 
 
 if __name__ == "__main__":

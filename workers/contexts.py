@@ -14,7 +14,8 @@ from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.model_params import LEARNED_POSITIONS
 from workers.llama.native import closed_on_error
 from workers.models.memory_plan import free_for_cache, kv_shape, plan_kv
-from workers.models.spec import DraftSpec, LlamaSettings, ModelSpec
+from workers.models.spec import LlamaSettings, ModelSpec
+from workers.models.speculation import DraftSpec
 
 SHARED = (
     *("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "split_mode", "main_gpu", "tensor_split", "devices"),
@@ -66,6 +67,8 @@ def open_contexts(
         draft = opened.enter_context(load_draft(wanted, model, spec.llama, n_ctx=longest))
     (context, beside), n_ctx = make_contexts(model, spec, draft, workers=workers)
     opened.enter_context(context)
+    if spec.speculation.rollback and not context.memory.most_cut:
+        logger.warning("speculation.rollback: llama.cpp can't take this model's memory back, so nothing is drafted")
     if draft is None or beside is None:
         return context, n_ctx, None
     opened.enter_context(beside)
@@ -132,7 +135,8 @@ def _token_bytes(model: Model, llama: LlamaSettings) -> float:
 
 def _contexts(model: Model, spec: ModelSpec, draft: Model | None, kv_tokens: int) -> Contexts:
     """Make the contexts with so many cells. Raises ModelError, ModelTooLarge."""
-    context = Context(model, spec.llama, slots=spec.slots, kv_tokens=kv_tokens)
+    rollback = spec.speculation.rollback if spec.speculation.ngram else 0
+    context = Context(model, spec.llama, slots=spec.slots, kv_tokens=kv_tokens, rollback=rollback)
     wanted = spec.speculation.draft
     if draft is None or wanted is None:
         return context, None

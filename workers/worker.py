@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import os
@@ -23,14 +22,14 @@ from workers.chat.answers import FamilyUnknown
 from workers.chat.template import TemplateUnusable
 from workers.chat_worker import open_chat_worker
 from workers.engine.disk.fingerprint import parts_of, system_fingerprint
-from workers.engine.disk.folder import CacheFolderUnusable
+from workers.engine.disk.folder import DISK_TROUBLE, CacheFolderUnusable
 from workers.engine.watchdog import Watchdog
 from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.native import AdapterError, build_id
 from workers.llama.pooling import is_pooled
 from workers.models.catalog import CatalogError
 from workers.models.cores import cores_of, text_of
-from workers.models.files import DRAFT, first_part
+from workers.models.files import DRAFT, PROJECTOR, first_part
 from workers.models.spec import NO_PROJECTOR, ModelSpec
 from workers.pooled_worker import open_pooled_worker
 from workers.process import log_lines
@@ -50,9 +49,6 @@ from workers.tracing.tracer import Tracer, TracingUnusable, tracing
 SWITCH_INTERVAL_S = 0.0005
 """Value for `sys.setswitchinterval`: seconds after which the event loop must hand the interpreter's lock to the
 engine's waiting thread. Measurements: docs/performance.md."""
-
-DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""Error numbers of a disk that takes no writes. The worker serves all the same, but keeps no record of its requests."""
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +130,7 @@ def spec_of(settings: WorkerSettings) -> ModelSpec:
     if settings.model_spec is not None:
         try:
             return msgspec.json.decode(settings.model_spec.read_bytes(), type=ModelSpec)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError) as error:  # msgspec's own, and UnicodeDecodeError
             raise SettingUnusable(f"model_spec: {settings.model_spec}: {error}; leave it out") from None
     path = first_part((settings.model or Path()).expanduser())
     name = settings.alias or path.stem
@@ -143,7 +139,7 @@ def spec_of(settings: WorkerSettings) -> ModelSpec:
             f"alias: {name!r} can't be a model's name: use at most 128 letters, digits and . _ : / @ + -, with --alias"
         )
     try:
-        return _with_draft(msgspec.convert(settings.entry(name=name, path=str(path)), ModelSpec), settings.model)
+        return _with_companions(msgspec.convert(settings.entry(name=name, path=str(path)), ModelSpec), settings.model)
     except msgspec.ValidationError as error:
         found = re.search(r"\$\.(\w+)", str(error))
         raise SettingUnusable(
@@ -151,13 +147,16 @@ def spec_of(settings: WorkerSettings) -> ModelSpec:
         ) from None
 
 
-def _with_draft(spec: ModelSpec, model: Path | None) -> ModelSpec:
-    """Return the spec with the file of its draft model. One of the hub lies beside the model where `paddock fetch` has
-    put it."""
+def _with_companions(spec: ModelSpec, model: Path | None) -> ModelSpec:
+    """Return the spec with the files of its projector and its draft model. Those of the hub lie beside the model where
+    `paddock fetch` has put them."""
+    beside = (model or Path()).expanduser()
+    projector = beside.with_stem(f"{beside.stem}{PROJECTOR}")
+    if not spec.projector and projector.is_file():
+        spec = replace(spec, projector=str(projector))
     draft = spec.speculation.draft
     if draft is None:
         return spec
-    beside = (model or Path()).expanduser()
     path = Path(draft.path).expanduser() if draft.path else beside.with_stem(f"{beside.stem}{DRAFT}")
     found = replace(draft, path=str(first_part(path)), hf=None)
     return replace(spec, speculation=replace(spec.speculation, draft=found))

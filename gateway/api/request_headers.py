@@ -10,7 +10,7 @@ import hashlib
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Scope
 
+from gateway.api.intake.decoding import let_loop_run
 from gateway.api.intake.intake import Body
 from gateway.api.parameters.base import quote
 from gateway.catalog import conversation_of
@@ -103,7 +104,9 @@ async def read_resume_options(scope: Scope, body: Body) -> ResumeOptions | None:
         return None
     stream, after = ("", 0) if last is None else _event(last)
     grace_s = 0.0 if grace is None else _grace_s(grace)
-    digest = await body.run_aside(len(body.raw), partial(_digest, scope, body.raw))
+    files = body.attachments
+    # Not of the text with the files' tokens: these are others each time that the request is sent.
+    digest = await body.run_aside(len(body.raw) + files.num_chars, partial(_digest, scope, files.parts(body.raw)))
     return ResumeOptions(Owner(body.team, digest), grace_s, stream, after)
 
 
@@ -124,11 +127,13 @@ def _event(value: bytes) -> tuple[str, int]:
     return found[1].decode(), int(found[2])
 
 
-def _digest(scope: Scope, raw: bytes) -> str:
-    """Return a digest that is the same for the same method, path, query and body."""
+def _digest(scope: Scope, parts: Iterable[bytes]) -> str:
+    """Return a digest that is the same for the same method, path, query and body, which comes in parts."""
     head = f"{scope['method']} {scope['path']}?".encode() + scope.get("query_string", b"") + b"\n"
     digest = hashlib.sha256(head)
-    digest.update(raw)
+    for part in parts:
+        digest.update(part)
+        let_loop_run()
     return digest.hexdigest()
 
 

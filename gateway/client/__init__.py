@@ -26,6 +26,8 @@ from gateway.client.answers import (
     TokenLogprob,
     ToolCall,
     ToolCallDelta,
+    Transcription,
+    TranscriptionUsage,
     Usage,
 )
 from gateway.client.async_client import AsyncClient
@@ -49,7 +51,15 @@ from gateway.client.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
-from gateway.client.parameters import ChatParameters, CompletionParameters
+from gateway.client.parameters import (
+    ChatParameters,
+    CompletionParameters,
+    Part,
+    file_part,
+    picture_part,
+    sound_part,
+    text_part,
+)
 from gateway.client.server_answers import (
     HealthStatus,
     LoraAdapter,
@@ -98,6 +108,7 @@ __all__ = [
     "NotFound",
     "NotReady",
     "NotSupported",
+    "Part",
     "PermissionDenied",
     "PromptProgress",
     "Props",
@@ -120,7 +131,13 @@ __all__ = [
     "TokenizeResponse",
     "ToolCall",
     "ToolCallDelta",
+    "Transcription",
+    "TranscriptionUsage",
     "Unavailable",
     "UnexpectedAnswer",
     "Usage",
+    "file_part",
+    "picture_part",
+    "sound_part",
+    "text_part",
 ]

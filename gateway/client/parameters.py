@@ -1,4 +1,5 @@
-"""Declares the keyword parameters of the methods that generate. A parameter that is None is not sent.
+"""Declares the keyword parameters of the methods that generate, and makes parts of messages from files. A parameter
+that is None is not sent.
 
 Sources: llama-server (tools/server/README.md and server-schema.cpp of llama.cpp) for names, defaults and meaning of the
 sampling parameters; OpenAI's API reference, "Create chat completion". `cache_salt`, `priority`, `context_shift` and
@@ -7,7 +8,10 @@ sampling parameters; OpenAI's API reference, "Create chat completion". `cache_sa
 
 from __future__ import annotations
 
+import base64
+import mimetypes
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from gateway.client.answers import Message
@@ -144,6 +148,56 @@ class ChatParameters(GenerationParameters, total=False):
     user: str | None
     metadata: Mapping[str, str] | None
     store: bool | None
+
+
+Part = dict[str, Any]
+"""A part of a message's `content`."""
+
+
+def text_part(text: str) -> Part:
+    """Return a part with a text."""
+    return {"type": "text", "text": text}
+
+
+def picture_part(source: bytes | Path | str, content_type: str = "") -> Part:
+    """Return a part with a picture: its bytes, its file (a `Path`), or its URL. `content_type`: of bytes; empty: as the
+    file's name says. Raises OSError."""
+    if isinstance(source, str):
+        return {"type": "image_url", "image_url": {"url": source}}
+    data, named = _file(source)
+    url = f"data:{content_type or named or 'application/octet-stream'};base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def sound_part(source: bytes | Path, format: str = "") -> Part:
+    """Return a part with a sound: its bytes or its file. `format`: `wav` or `mp3`; empty: as the file's name says.
+    Servers that tell sounds by their first bytes, as Paddock, ignore it. Raises OSError."""
+    data, _ = _file(source)
+    named = source.suffix[1:].lower() if isinstance(source, Path) else ""
+    sent = {"data": base64.b64encode(data).decode(), "format": format or named or "wav"}
+    return {"type": "input_audio", "input_audio": sent}
+
+
+def file_part(path: Path) -> Part:
+    """Return a part with a file of any kind: a picture or a sound by the ending of its name, else a text.
+
+    Raises OSError; ValueError if it is none of these."""
+    kind = (mimetypes.guess_type(path.name)[0] or "").partition("/")[0]
+    if kind == "image":
+        return picture_part(path)
+    if kind == "audio":
+        return sound_part(path)
+    try:
+        return text_part(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no picture, no sound and no text in UTF-8") from None
+
+
+def _file(source: bytes | Path) -> tuple[bytes, str]:
+    """Return a file's bytes, and the content type that its name stands for; empty: not known."""
+    if isinstance(source, bytes):
+        return source, ""
+    return source.read_bytes(), mimetypes.guess_type(source.name)[0] or ""
 
 
 EncodingFormat = Literal["float", "base64"]

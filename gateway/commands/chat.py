@@ -4,6 +4,7 @@
 --system TEXT         system prompt
 --max-tokens N        maximum tokens of an answer
 --temperature T       0 is greedy; default: the model's own
+--file PATH           picture, sound or text that goes with the first turn; may be given several times
 --url URL             another gateway, or a llama-server; its key is --api-key or PADDOCK_API_KEY
 --insecure            do not check the certificate of an https address
 flags                 where the local gateway is: --host, --port, --api-key, --state-dir, --config; default: the
@@ -21,9 +22,21 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
-from gateway.client import AuthenticationFailed, Client, ClientError, ConnectionFailed, Message, Model, Timings
+from gateway.client import (
+    AuthenticationFailed,
+    Client,
+    ClientError,
+    ConnectionFailed,
+    Message,
+    Model,
+    Part,
+    Timings,
+    file_part,
+    text_part,
+)
 from gateway.commands.target import Access, find
 from gateway.settings import GatewaySettings
 from workers import sources
@@ -39,8 +52,12 @@ HELP = """/help            this
 /clear           forget the conversation
 /system [TEXT]   show the instructions, or set them
 /model [NAME]    list the models, or change to one
+/file PATH       send a picture, a sound or a text with the next turn
 /quit            leave, as Ctrl-D does
 Ctrl-C stops an answer. A line that begins with a space is sent as it is."""
+
+
+Turn = Message | dict[str, Any]
 
 
 class ChatUnusable(ValueError):
@@ -66,7 +83,9 @@ class Conversation:
         """The latest timings of the last answer; None: the server has sent none."""
         self._client = client
         self._parameters = parameters
-        self._turns: list[Message] = []
+        self._turns: list[Turn] = []
+        self._files: list[Part] = []
+        """The files that go with the next turn."""
         self.model = self._chosen(model)
 
     def models(self) -> tuple[Model, ...]:
@@ -79,6 +98,14 @@ class Conversation:
 
     def clear(self) -> None:
         self._turns.clear()
+        self._files.clear()
+
+    def attach(self, path: Path) -> None:
+        """Send a file with the next turn: a picture, a sound or a text. Raises ChatUnusable."""
+        try:
+            self._files.append(file_part(path.expanduser()))
+        except (OSError, ValueError) as error:
+            raise ChatUnusable(f"{path} can't be sent: {error}") from error
 
     def say(self, text: str) -> Generator[Piece]:
         """Send a turn and yield the answer in pieces. Raises ClientError.
@@ -86,7 +113,10 @@ class Conversation:
         The conversation keeps both turns if the answer ends or the caller stops it, and neither if the answer fails."""
         self.timings = None
         said: list[str] = []
-        turns = [*self._turns, Message("user", text)]
+        turn: Turn = Message("user", text)
+        if self._files:
+            turn = {"role": "user", "content": [*self._files, text_part(text)]}
+        turns = [*self._turns, turn]
         system = [Message("system", self.system)] if self.system else []
         stream = self._client.chat.completions.create(
             [*system, *turns], model=self.model, stream=True, **self._parameters
@@ -100,11 +130,16 @@ class Conversation:
                     said.append(chunk.text)
                     yield Piece(chunk.text, is_thought=False)
         except (GeneratorExit, KeyboardInterrupt):
-            self._turns = [*turns, Message("assistant", "".join(said))]
+            self._keep(turns, said)
             raise
         finally:
             stream.close()
+        self._keep(turns, said)
+
+    def _keep(self, turns: list[Turn], said: list[str]) -> None:
+        """Keep the turns of the conversation with the answer, which took the files."""
         self._turns = [*turns, Message("assistant", "".join(said))]
+        self._files.clear()
 
     def _chosen(self, name: str | None) -> str:
         models = self.models()
@@ -204,6 +239,7 @@ class Terminal:
             "/clear": self._clear,
             "/system": self._system,
             "/model": self._model,
+            "/file": self._file,
         }
         if name in ("/quit", "/exit"):
             return False
@@ -232,6 +268,12 @@ class Terminal:
             return
         for model in conversation.models():
             self._note(f"{'*' if model.id == conversation.model else ' '} {model.id}")
+
+    def _file(self, conversation: Conversation, path: str) -> None:
+        if not path:
+            raise ChatUnusable("/file needs the path of a picture, a sound or a text")
+        conversation.attach(Path(path))
+        self._note("goes with the next turn")
 
     def _note(self, text: str) -> None:
         self._write(f"{self._colour(DIM)}{text}{self._colour(PLAIN)}\n")
@@ -278,6 +320,8 @@ def _talk(options: Namespace, access: Access) -> int:
     try:
         with Client(access.url, access.key, verify_ssl=not options.insecure) as client:
             conversation = Conversation(client, options.model, options.system, parameters)
+            for path in options.file:
+                conversation.attach(path)
             if sys.stdin.isatty():
                 terminal.talk(conversation, access.url)
             else:
@@ -303,5 +347,6 @@ def _parser() -> _Parser:
     parser.add_argument("--url")
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--temperature", type=float)
+    parser.add_argument("--file", type=Path, action="append", default=[])
     parser.add_argument("--insecure", action="store_true")
     return parser

@@ -21,10 +21,10 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.routing.placement import ANY, Bid, PlacedMedium, PlacementRequest, cells_of, find_slot
+from gateway.routing.placement import ANY, MODALITY_OF, Bid, PlacedMedium, PlacementRequest, cells_of, find_slot
 from gateway.routing.pool import Pool
 from gateway.routing.worker_state import WorkerState
-from workers.protocol.heartbeat import PROTOCOL_VERSION, ModelFacts
+from workers.protocol.heartbeat import PROTOCOL_VERSION, Modality, ModelFacts
 
 BURDEN = 1.0
 """Cost to other calls of prefilling an uncached token, as a multiple of its cost to the call itself.
@@ -174,6 +174,8 @@ class Requirements:
     avoid: frozenset[str] = frozenset()
     room: bool = False
     """Whether the worker must have memory for the call's adapters right now."""
+    inputs: frozenset[Modality] = frozenset()
+    """Kinds of input that the worker must take beside text: while a fleet is changed, not all of a model's may."""
 
     def unmet_by(self, state: WorkerState) -> str:
         """Return a sentence about the first requirement that a worker does not meet; "" if it meets them all."""
@@ -188,6 +190,8 @@ class Requirements:
             return f"the call asked for a slot of {self.worker}"
         if self.n_ctx > beat.n_ctx:
             return f"the call needs at least {self.n_ctx:.0f} tokens of context, it has {beat.n_ctx}"
+        if self.inputs and not self.inputs.issubset(beat.facts.inputs):
+            return f"it takes no input of the kind {', '.join(sorted(self.inputs.difference(beat.facts.inputs)))}"
         if self.adapters and not self.adapters.issubset(beat.adapters):
             return f"it has no adapter {', '.join(sorted(self.adapters.difference(beat.adapters)))}"
         if self.room and len(self.adapters.difference(beat.adapters_resident)) > beat.adapter_room:
@@ -196,7 +200,7 @@ class Requirements:
 
     def met_by_all(self, pool: Pool) -> bool:
         """Return True only if surely every serving worker meets the requirements; False means that some may not."""
-        if self.avoid or self.worker or self.room:
+        if self.avoid or self.worker or self.room or self.inputs:
             return False
         return self.n_ctx <= pool.n_ctx and self.adapters.issubset(pool.adapters)
 
@@ -222,14 +226,15 @@ def requirements_of(request: PlacementRequest, pool: Pool, avoid: frozenset[str]
     if request.media:
         tokens += media_cells(request.media, facts_of(pool), 0)
     tokens *= CONTEXT_MARGIN
+    inputs = frozenset(MODALITY_OF[one.kind] for one in request.media)
     place = find_slot(request.slot, pool.by_id()) if request.slot != ANY else None
     if place is not None:
-        yield Requirements(tokens, request.adapters, place[0].worker, avoid)
+        yield Requirements(tokens, request.adapters, place[0].worker, avoid, inputs=inputs)
     if request.adapters:
-        yield Requirements(tokens, request.adapters, "", avoid, room=True)
-    yield Requirements(tokens, request.adapters, "", avoid)
+        yield Requirements(tokens, request.adapters, "", avoid, room=True, inputs=inputs)
+    yield Requirements(tokens, request.adapters, "", avoid, inputs=inputs)
     if avoid:
-        yield Requirements(tokens, request.adapters)
+        yield Requirements(tokens, request.adapters, inputs=inputs)
     if tokens or request.adapters:
         if avoid:
             yield Requirements(avoid=avoid)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from workers.protocol.heartbeat import Heartbeat, ModelFacts
+from workers.protocol.heartbeat import Heartbeat, Modality, ModelFacts
 from workers.protocol.pooled import PoolInput, PoolRequest
 from workers.protocol.prefixes import NOTHING, Prefix, media_ends, prefix_of
 from workers.protocol.requests import GenerateRequest
@@ -49,6 +49,10 @@ MAX_BIDS = 8
 MAX_LEFT_OUT = 64
 MAX_OTHERS = 3
 """Maximum number of workers in a `Ranking.summary` besides the one that the call went to; the rest are left out."""
+
+
+MODALITY_OF: dict[str, Modality] = {"picture": "image", "sound": "audio"}
+"""Kind of a `Medium` -> the name of that kind of input in `ModelFacts.inputs`."""
 
 
 class PlacedMedium(NamedTuple):

@@ -70,11 +70,14 @@ def test_no_stream_is_cut_off_or_held_back_on_the_way() -> None:
 
 
 def test_they_follow_the_gateways_bounds() -> None:
-    settings = {"request_timeout_s": 7200, "max_body_bytes": 33554432}
+    settings = {"request_timeout_s": 7200, "max_body_bytes": 41943040}
     found = render({"gateway": {"settings": settings}, "ingress": {"enabled": True, "hosts": [HOST]}})
     annotations = found.one("Ingress")["metadata"]["annotations"]
     assert annotations["nginx.ingress.kubernetes.io/proxy-read-timeout"] == "7230"
-    assert annotations["nginx.ingress.kubernetes.io/proxy-body-size"] == "33554432"
+    assert annotations["nginx.ingress.kubernetes.io/proxy-body-size"] == "41943040"
+    media = render({"gateway": {"settings": {"max_media_body_mib": 48}}, "ingress": {"enabled": True, "hosts": [HOST]}})
+    annotations = media.one("Ingress")["metadata"]["annotations"]
+    assert annotations["nginx.ingress.kubernetes.io/proxy-body-size"] == str(48 << 20)
 
 
 def test_ones_own_annotations_win() -> None:

@@ -19,7 +19,9 @@ from gateway.commands import config
 from gateway.commands.config import settings_page
 from gateway.settings import UpSettings, known_settings
 from workers.models.catalog import AliasChain, Catalog, Target, load, schema
-from workers.models.spec import AdapterSpec, DefaultSampling, LlamaSettings, ModelSpec, SpeculationSettings
+from workers.models.default_sampling import DefaultSampling
+from workers.models.spec import AdapterSpec, LlamaSettings, ModelSpec
+from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol import keys
 from workers.protocol.exits import FINAL, RESTARTED, Exit
 from workers.settings import WorkerSettings
@@ -87,7 +89,10 @@ def test_the_example_catalog_is_valid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "struct",
-    [Catalog, ModelSpec, AdapterSpec, LlamaSettings, DefaultSampling, SpeculationSettings, AliasChain, Target],
+    [
+        *(Catalog, ModelSpec, AdapterSpec, LlamaSettings, DefaultSampling, SpeculationSettings, DraftSpec),
+        *(AliasChain, Target),
+    ],
 )
 def test_every_field_of_a_catalog_is_documented(struct: type[msgspec.Struct]) -> None:
     for field in msgspec.structs.fields(struct):

@@ -8,13 +8,13 @@ from array import array
 from collections.abc import Sequence
 
 from workers.chat.infill import InfillPrompts, InfillRoom, InfillTokens
-from workers.chat.prompts import Prompts
+from workers.chat.prompts import Prompts, Seen
 from workers.chat.template import ChatTemplate
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import ModelFacts
 from workers.protocol.queries import Props
-from workers.protocol.requests import Sampling
-from workers.service.calls.lanes import prompt_lane
+from workers.protocol.requests import Medium, Sampling
+from workers.service.calls.lanes import media_lane, prompt_lane
 from workers.service.routes.text import TextRoutes, Texts
 
 BYTES_PER_TOKEN = 4
@@ -53,11 +53,18 @@ class FakeVocab:
         return b"".join(map(self.special_piece, tokens))
 
 
+class Blind:
+    """Reads nothing of pictures and sounds: they take no cells."""
+
+    def read(self, medium: Medium) -> Seen:
+        return ()
+
+
 def fake_prompts(n_ctx: int, deadly: str = "", *, has_helpers: bool = True) -> Prompts:
     vocab = FakeVocab(deadly, has_helpers=has_helpers)
     tokens = InfillTokens(prefix=1, suffix=2, middle=3)
     infill = InfillPrompts(tokens, InfillRoom(n_ctx=n_ctx, n_batch=2048))
-    return Prompts(ChatTemplate(TEMPLATE), vocab, num_tokens=vocab.num_tokens, infill=infill)
+    return Prompts(ChatTemplate(TEMPLATE), vocab, num_tokens=vocab.num_tokens, infill=infill, media=Blind())
 
 
 def fake_routes(prompts: Prompts, facts: ModelFacts, *, model: str, slots: int, n_ctx: int) -> TextRoutes:
@@ -81,4 +88,4 @@ def fake_routes(prompts: Prompts, facts: ModelFacts, *, model: str, slots: int, 
         build_info="fake",
         sampling=PROPS_SAMPLING,
     )
-    return TextRoutes(Texts(FakeVocab(), prompts), props, prompt_lane())
+    return TextRoutes(Texts(FakeVocab(), prompts), props, prompt_lane(), media_lane())

@@ -59,7 +59,7 @@ def facts_of(args: argparse.Namespace) -> ModelFacts:
 
 
 class NotingCalls:
-    """Writes down what each submit has of media, a line of JSON each, and hands it on without them."""
+    """Writes down what each submit has of media, a line of JSON each, and hands it on."""
 
     def __init__(self, calls: GenerateCalls, file: str) -> None:
         self._calls = calls
@@ -76,9 +76,7 @@ class NotingCalls:
         }
         with open(self._file, "ab") as lines:
             lines.write(msgspec.json.encode(noted) + b"\n")
-        plain = tuple(msgspec.structs.replace(one, media=()) for one in request.messages)
-        bare = msgspec.structs.replace(request, media=(), prompt_media=(), messages=plain)
-        return await self._calls.submit(msgspec.structs.replace(submit, request=bare))
+        return await self._calls.submit(submit)
 
 
 class CuttingProtocol(HttpProtocol):

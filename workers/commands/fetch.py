@@ -1,11 +1,11 @@
 """`paddock fetch`: fetches the models that a catalog or `--hf` names into the models folder, and prints their paths.
 
 For setups that start workers themselves: an init container, a compose file, a machine's setup. It prints one line per
-model: its name and its file, separated by a tab; and one for its draft model, whose name is `NAME.draft`. The file is a
-link that has the model's name, whatever the hub calls it (`NAME.gguf`, or `NAME-00001-of-0000N.gguf` for a split
-model), so that a worker's path can be set before anything is fetched. This command replaces and removes links of these
-names, but never real files. If the settings name no model and a real file has the name of the default model, that file
-is the model.
+model: its name and its file, separated by a tab; and one for its projector and one for its draft model, whose names are
+`NAME.projector` and `NAME.draft`. The file is a link that has the model's name, whatever the hub calls it (`NAME.gguf`,
+or `NAME-00001-of-0000N.gguf` for a split model), so that a worker's path can be set before anything is fetched. This
+command replaces and removes links of these names, but never real files. If the settings name no model and a real file
+has the name of the default model, that file is the model.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workers.models.catalog import CatalogError
-from workers.models.files import DRAFT, SPLIT, SUFFIX, first_part, parts, plain_name
+from workers.models.files import DRAFT, PROJECTOR, SPLIT, SUFFIX, first_part, parts, plain_name
 from workers.models.library import DEMO_ALIAS, Library, ModelUnusable, wanted
+from workers.models.spec import NO_PROJECTOR
 from workers.protocol.exits import Exit
 from workers.settings import SupervisorSettings
 
@@ -28,6 +29,8 @@ def run(settings: SupervisorSettings) -> int:
         library = Library.of(settings)
         for model in library.locate_all(wanted(_with_own_file(settings, library.folder))):
             _bring(library, model.name, model.path)
+            if model.projector not in ("", NO_PROJECTOR):
+                _bring(library, f"{model.name}{PROJECTOR}", model.projector)
             if (draft := model.speculation.draft) is not None:
                 _bring(library, f"{model.name}{DRAFT}", draft.path)
     except CatalogError as error:

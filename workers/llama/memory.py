@@ -57,6 +57,9 @@ def kind_of(model: int, *, swa_full: bool) -> MemoryKind:
     return MemoryKind.ATTENTION
 
 
+ANY_NUMBER = 2**31 - 1
+
+
 class CellPositions:
     """Tells the positions of a sequence's cells where these are not simply the cells' numbers.
 
@@ -113,7 +116,8 @@ class Memory:
 
     Ranges count cells. A sequence whose positions are others is laid out first (`lay_out`, `load`)."""
 
-    def __init__(self, context: int, kind: MemoryKind, *, cache_type_k: str = "f16") -> None:
+    def __init__(self, context: int, kind: MemoryKind, *, cache_type_k: str = "f16", rollback: int = 0) -> None:
+        """`rollback`: number of tokens by which recurrent layers can go back, by the context's parameters."""
         self.kind = kind
         self.follower: Follower | None = None
         self._context = context
@@ -127,6 +131,9 @@ class Memory:
         With a window, each `decode` must fit one micro-batch. llama.cpp finds cells for all micro-batches before it
         computes the first one. For a later one it drops cells that an earlier one, not computed yet, still needs.
         `HYBRID` memory cuts a batch into micro-batches of sequences with equally many rows."""
+        self.most_cut = ANY_NUMBER if kind is MemoryKind.ATTENTION else rollback
+        """Maximum number of a sequence's newest tokens that `cut` can drop. With a recurrent state only once, and only
+        right after a `decode` of this sequence alone that computed them all."""
         self.can_shift: bool = (
             kind is MemoryKind.ATTENTION
             and cache_type_k != "bf16"
@@ -168,8 +175,9 @@ class Memory:
     def cut(self, sequence: int, start: int, end: int) -> bool:
         """Forget a range, up to the end if `end` is -1; return whether this memory can do that.
 
-        Cut only at the end. A recurrent state can't be cut: at its end this returns False, elsewhere True, and nothing
-        changes. With a sliding window the end is cut off, but cells that the window then needs may be gone already."""
+        Cut only at the end. A recurrent state can be cut by `most_cut` tokens: by more, this returns False at its end,
+        elsewhere True, and nothing changes. With a sliding window the end is cut off, but cells that the window then
+        needs may be gone already."""
         if self.follower is not None:
             self.follower.cut(sequence, start)
         start, end = self._range(sequence, start, end)

@@ -22,8 +22,8 @@ BYTES_PER_PIXEL = 24
 """Maximum bytes of memory for each pixel of a picture. Animated WebP takes most: two canvases, a copy and Pillow's own,
 of 4 bytes each, and 3 for the result."""
 
-EXTRA_BYTES = 192 << 20
-"""Maximum bytes of memory beside a picture's pixels: the file, and ten minutes of sound."""
+EXTRA_BYTES = 256 << 20
+"""Maximum bytes of memory beside a picture's pixels: the file, and ten minutes of sound, twice for a moment."""
 
 READY = b"true"
 NOTHING = memoryview(b"")

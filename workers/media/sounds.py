@@ -135,8 +135,9 @@ def _check_mp3(data: bytes) -> None:
     """Raise Undecodable if the file is shorter than its first frame says, where it does. Source: the Xing header."""
     for name in (b"Xing", b"Info"):
         place = data.find(name, 0, 64)
-        if place >= 0 and data[place + 7] & 2:
-            at = place + 8 + 4 * (data[place + 7] & 1)
+        flags = int.from_bytes(data[place + 4 : place + 8], "big") if place >= 0 else 0
+        if flags & 2:
+            at = place + 8 + 4 * (flags & 1)
             if int.from_bytes(data[at : at + 4], "big") > len(data):
                 raise Undecodable(CUT.format("MP3"))
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 SUFFIX = ".gguf"
-DRAFT = ".draft"
-"""What a model's name ends with in the name of its draft model's file, before the suffix."""
+DRAFT, PROJECTOR = ".draft", ".projector"
+"""What a model's name ends with in the names of its draft model's file and its projector's, before the suffix."""
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 """The part number and the count of parts, which llama.cpp writes before the suffix."""
 
@@ -128,22 +128,22 @@ class Fetched:
         self._contents = folder / "contents.json"
 
     def path_of(self, reference: str) -> Path | None:
-        """Return the path of a reference's file; None if it or a part is missing. Raises FileChanged if the contents
-        are not those that were fetched."""
+        """Return the path of a reference's file; None if it, a part or its projector is missing. Raises FileChanged if
+        the contents are not those that were fetched."""
         place = self._located().get(reference)
-        if place is None or not all(part.is_file() for part in parts(Path(place))):
+        if place is None:
             return None
-        self._check_files(reference, parts(Path(place)))
+        projector = self.projector_of(reference)
+        paths = [*parts(Path(place)), *([projector] if projector else [])]
+        if not all(path.is_file() for path in paths):
+            return None
+        self._check(reference, paths)
         return Path(place)
 
     def projector_of(self, reference: str) -> Path | None:
-        """Return the path of the projector that was fetched with a model; None if there is none. Raises FileChanged as
-        `path_of` does."""
+        """Return the path of the projector that was fetched with a model; None if its repository had none."""
         contents = self._known().get(reference)
-        if contents is None or not contents.projector or not (path := Path(contents.projector)).is_file():
-            return None
-        self._check_files(reference, [path])
-        return path
+        return Path(contents.projector) if contents is not None and contents.projector else None
 
     def commit_of(self, reference: str) -> str:
         """Return the commit from which a reference's files were fetched; empty: none were, or the commit is unknown."""
@@ -161,16 +161,16 @@ class Fetched:
     def _located(self) -> dict[str, str]:
         try:
             return _decode_places(self._places.read_bytes())
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError):  # msgspec's own, and UnicodeDecodeError
             return {}
 
     def _known(self) -> dict[str, Contents]:
         try:
             return _decode_contents(self._contents.read_bytes())
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError):  # msgspec's own, and UnicodeDecodeError
             return {}
 
-    def _check_files(self, reference: str, paths: Sequence[Path]) -> None:
+    def _check(self, reference: str, paths: Sequence[Path]) -> None:
         """Raise FileChanged if these files of a model have other contents than those fetched. Files with the recorded
         size and time count as unchanged; others are hashed."""
         known = self._known()

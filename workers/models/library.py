@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from workers.models import catalog
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.files import Fetched, FileChanged, decode_model, first_part, parse_reference
-from workers.models.spec import NO_PROJECTOR, TEMPLATE_NAMES, DraftSpec, ModelSpec, SpeculationSettings, is_template
+from workers.models.spec import NO_PROJECTOR, TEMPLATE_NAMES, ModelSpec, is_template
+from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.process import parent_death
 from workers.protocol.exits import Exit
 from workers.settings import SPEC_FIELDS, SupervisorSettings

@@ -13,16 +13,23 @@ from starlette.types import Receive
 
 from gateway.api.dialect import RequestT
 from gateway.api.intake.disconnect import until_disconnect
-from gateway.api.media.attachments import LinkedMedium, check_size, text_of
+from gateway.api.media.attachments import (
+    DEFAULT_MAX_TEXT_CHARS,
+    WIDEST_CHAR,
+    LinkedMedium,
+    check_length,
+    check_size,
+    text_of,
+)
 from gateway.api.media.fetcher import FetchBounds, Fetched, Fetcher
 from gateway.api.media.kinds import KNOWN, NAME_OF, kind_of, kind_of_type
 from gateway.call import Call
 from gateway.errors import InvalidRequest, NotSupported, TakesTooMuch
 from gateway.registry.snapshot import FleetView
-from workers.protocol.heartbeat import Heartbeat, Modality
+from gateway.routing.placement import MODALITY_OF
+from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.requests import GenerateRequest, Medium, Message
 
-MODALITY: dict[str, Modality] = {"picture": "image", "sound": "audio"}
 VERBS: dict[str, str] = {"picture": "sees", "sound": "hears"}
 
 LONG_BYTES = 256 << 10
@@ -36,8 +43,16 @@ Loaded = Mapping[int, str | Medium]
 class MediaLoader:
     """Checks the media of requests against their models, and fetches the files that are named by links."""
 
-    def __init__(self, fleet: FleetView, fetcher: Fetcher | None = None, max_bytes: int = 32 << 20) -> None:
-        """`max_bytes`: maximum bytes of all media of one request."""
+    def __init__(
+        self,
+        fleet: FleetView,
+        fetcher: Fetcher | None = None,
+        max_bytes: int = 32 << 20,
+        max_text_chars: int = DEFAULT_MAX_TEXT_CHARS,
+    ) -> None:
+        """`max_bytes`: maximum bytes of all media of one request. `max_text_chars`: maximum characters of all documents
+        that are fetched for it."""
+        self._max_text_chars = max_text_chars
         self._fleet = fleet
         self._fetcher = fetcher or Fetcher(FetchBounds())
         self._max_bytes = max_bytes
@@ -51,7 +66,9 @@ class MediaLoader:
         models = [model for model in (call.model, *call.fallbacks) if _takes_all(workers.get(model, ()), media)]
         if not models:
             raise _unseen(call, media, workers.get(call.model, ()))
-        return replace(call, model=models[0], fallbacks=tuple(models[1:]))
+        if models[0] != call.model:
+            call = call.on_model(models[0])
+        return replace(call, fallbacks=tuple(models[1:]))
 
     async def prepare(self, asked: RequestT, call: Call, hold: Hold, receive: Receive | None) -> tuple[RequestT, Call]:
         """Return a request and its call with its media checked and fetched. `receive`: tells when the client leaves,
@@ -94,7 +111,12 @@ class MediaLoader:
                     coming = {n: tasks.create_task(self._file(one, team, hold)) for n, one in linked.items()}
             except BaseExceptionGroup as group:
                 raise group.exceptions[0] from None
-            request = _with_loaded(request, {n: task.result() for n, task in coming.items()})
+            loaded = {n: task.result() for n, task in coming.items()}
+            num_chars = sum(len(one) for one in loaded.values() if isinstance(one, str))
+            check_length(num_chars, self._max_text_chars, next(iter(linked.values())).param)
+            if num_chars:
+                hold(WIDEST_CHAR * num_chars)
+            request = _with_loaded(request, loaded)
             self.check(call, (request,))
         num_bytes = sum(len(one.data) for one in request.media)
         if num_bytes > self._max_bytes:
@@ -108,6 +130,8 @@ class MediaLoader:
     async def _file(self, linked: LinkedMedium, team: str, hold: Hold) -> str | Medium:
         """Fetch a file. Return it as a medium, or, where a document may be, as the text that it is."""
         fetched = await self._fetcher.fetch(linked.url, linked.param, team, hold)
+        if linked.is_document:
+            check_length(0 if kind_of(fetched.data) else len(fetched.data), self._max_text_chars, linked.param)
         return await _medium_of(fetched, linked)
 
 
@@ -161,14 +185,14 @@ def _message_with(message: Message, loaded: Loaded) -> Message:
 def _takes_all(beats: Iterable[Heartbeat], kinds: Iterable[str]) -> bool:
     """Return whether a model takes media of all these kinds. Without workers, nobody knows: they may come."""
     inputs = [beat.facts.inputs for beat in beats]
-    wanted = {MODALITY[kind] for kind in kinds}
+    wanted = {MODALITY_OF[kind] for kind in kinds}
     return not inputs or any(wanted.issubset(one) for one in inputs)
 
 
 def _unseen(call: Call, media: Mapping[str, Medium], beats: Iterable[Heartbeat]) -> NotSupported:
     """Return the error for media that none of the call's models takes."""
     inputs = {modality for beat in beats for modality in beat.facts.inputs}
-    lacking = [one for one in media.items() if MODALITY[one[0]] not in inputs]
+    lacking = [one for one in media.items() if MODALITY_OF[one[0]] not in inputs]
     kind, medium = next(iter(lacking or media.items()))
     reads = "text only" if inputs <= {"text"} else " and ".join(sorted(inputs))
     return NotSupported(

@@ -22,16 +22,21 @@ from workers.protocol.framing import BASE64_CHARS, BASE64_GROUP, PART_CHARS
 
 LEAST_BYTES = 3 << 10
 """Files of fewer bytes are left in the text."""
-TAIL_BYTES = 1024
+LEAST_CHARS = 512
+"""Characters of base64 with which a file's string begins at least. Shorter strings are passed over by the search
+itself: a slice can have three thousand of them."""
+TAIL_BYTES = 2048
 """Bytes at the end of a slice in which a beginning of a file's string may lie that goes on in the next slice."""
 
-_URL = rb'(?:data:(?:[^",\\]|\\/){0,256};base64,)?'
+_URL = rb'(?:data:(?:[^",\\]|\\/){0,256};base64,)?(?=[A-Za-z0-9+/\\]{%d})' % LEAST_CHARS
 _BEGIN = re.compile(
     rb'(?<!\\)"(?:(?:url|image_url|data|file_data)"\s{0,64}:\s{0,64}'
     rb'|(multimodal_data"\s{0,64}:\s{0,64}\[\s{0,64}))"' + _URL
 )
 _NEXT = re.compile(rb'"\s{0,64},\s{0,64}"' + _URL)
 """Finds what lies between two items of an array of files: the end of one string and the begin of the next."""
+_SHORT = re.compile(rb'(?:"\s{0,64},\s{0,64}"[^"\\]{0,%d}(?="))+' % (LEAST_CHARS + 512))
+"""Finds the end of one item of such an array and the short items after it."""
 _NAMES = (b'url"', b'data"')
 """The ends of the names of fields that can hold a file: a slice without them needs no search."""
 
@@ -148,8 +153,10 @@ class MediaSieve:
                 return len(data)
             found = _NEXT.match(data, at)
             if found is None:
-                self._in_array = False
-                return at
+                short = _SHORT.match(data, at)
+                self._in_array = short is not None
+                kept.append(data[at : at if short is None else short.end()])
+                return at if short is None else short.end()
         else:
             is_possible = any(data.find(name, at) >= 0 for name in _NAMES)
             found = _BEGIN.search(data, at) if is_possible else None
@@ -202,14 +209,36 @@ class MediaSieve:
         return token.encode() + left
 
 
-_TOKEN = re.compile(rb"(@[0-9a-f]{16}\.[0-9]{1,9}@)")
+_TOKEN = re.compile(rb"@[0-9a-f]{16}\.[0-9]{1,9}@")
+_TOKEN_BYTES = 28
+"""Maximum bytes of a token."""
+_WINDOW_BYTES = 256 << 10
+"""Bytes that are searched for a token in one call."""
+
+
+def tokens_in(text: bytes) -> Iterator[tuple[bytes, str]]:
+    """Yield a text in parts: each with the token that follows it, or an empty string."""
+    start = 0
+    while start < len(text):
+        end = min(len(text), start + _WINDOW_BYTES)
+        found = _TOKEN.search(text, start, end)
+        if found is None:
+            end = end if end == len(text) else end - _TOKEN_BYTES
+            yield text[start:end], ""
+            start = end
+        else:
+            yield text[start : found.start()], found[0].decode()
+            start = found.end()
 
 
 def restored(text: bytes, cuts: Mapping[str, Cut], but: Container[str] = ()) -> Iterator[bytes]:
     """Yield a text in parts, with the files' base64 in place of their tokens, except of those in `but`."""
-    for part in _TOKEN.split(text):
-        cut = cuts.get(part.decode("latin-1")) if part[:1] == b"@" else None
-        if cut is None or part.decode("latin-1") in but:
-            yield part
+    if not cuts:
+        yield text
+        return
+    for before, token in tokens_in(text):
+        yield before
+        if token in cuts and token not in but:
+            yield from cuts[token].base64()
         else:
-            yield from cut.base64()
+            yield token.encode()

@@ -17,9 +17,11 @@ from workers.engine.disk.tier import DiskTier
 from workers.engine.encoder import MediaEncoder
 from workers.engine.engine import Engine, EngineRequest
 from workers.engine.speculation.draft_model import DraftModel
+from workers.engine.step.speculator import DraftSources
 from workers.llama.context import Context
 from workers.llama.model import Model
-from workers.models.spec import LlamaSettings, SpeculationSettings
+from workers.models.spec import LlamaSettings
+from workers.models.speculation import SpeculationSettings
 from workers.protocol.events import (
     CallEvent,
     Failed,
@@ -147,7 +149,9 @@ def running(
     its KV cells; 0: as many as the engine's."""
     heard = Heard()
     with ExitStack() as opened:
-        context = opened.enter_context(Context(model, llama, slots=slots, kv_tokens=kv_tokens))
+        context = opened.enter_context(
+            Context(model, llama, slots=slots, kv_tokens=kv_tokens, rollback=speculation.rollback)
+        )
         draft_model = None
         if draft is not None:
             beside = opened.enter_context(Context(draft, llama, slots=slots, kv_tokens=draft_cells or kv_tokens))
@@ -160,9 +164,8 @@ def running(
             emit=heard.emit,
             ram_bytes=ram_bytes,
             disk=disk,
-            speculation=speculation,
+            speculation=DraftSources(speculation, draft_model),
             encoder=encoder,
-            draft_model=draft_model,
         )
         engine.start()
         try:

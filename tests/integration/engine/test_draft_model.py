@@ -19,7 +19,7 @@ from workers.engine.request import EngineRequest
 from workers.engine.speculation.draft_model import DraftModel
 from workers.engine.speculation.hit_rates import Source
 from workers.llama.model import Model
-from workers.models.spec import DraftSpec, SpeculationSettings
+from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol.events import Logprobs, Tokens
 from workers.protocol.requests import Sampling, Speculation
 
@@ -80,7 +80,7 @@ def tokens_of(bench: Bench, key: int) -> list[int]:
     return [event.tokens[0] for event in bench.heard.calls[key] if isinstance(event, Tokens)]
 
 
-def telling(bench: Bench, prompt: str, num_tokens: int = 60, **changes: Any) -> EngineRequest:
+def telling(bench: Bench, prompt: str, num_tokens: int | None = 60, **changes: Any) -> EngineRequest:
     return changed(bench.request(prompt, num_tokens, ignore_eos=True), tell=("tokens",), **changes)
 
 
@@ -186,8 +186,13 @@ def test_the_cells_of_a_prefix_are_shared(bench: Bench, monkeypatch: pytest.Monk
     """A second call with the same system prompt, and one of another team, which must not find what it is."""
     read: list[int] = []
     model = draft_model(bench)
-    whole = model.num_missing
-    monkeypatch.setattr(model, "num_missing", lambda *of: read.append(whole(*of)) or read[-1])
+    num_missing = model.num_missing
+
+    def noted(sequence: int, known: Any) -> int:
+        read.append(num_missing(sequence, known))
+        return read[-1]
+
+    monkeypatch.setattr(model, "num_missing", noted)
     num_tokens = len(bench.tokens(LONG))
     said(bench, telling(bench, LONG + "She", tenant="team"))
     assert read[0] > num_tokens

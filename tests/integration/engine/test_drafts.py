@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.engine.listener import GREEDY, ONE_THREAD, Bench, changed, running
+from tests.support.small_models import WORDS
 from workers.constraint.guidance import QUICK, Grammar, schema_to_lark, tokenizer
 from workers.engine.speculation.hit_rates import Source
 from workers.engine.step.sequence import Sequence
@@ -224,6 +225,82 @@ def test_memory_that_cannot_be_cut_is_not_drafted(small_models: dict[str, Path])
         bench.wait(key)
         assert not isinstance(bench.heard.calls[key][-1], Failed)
         assert bench.heard.finished(key).timings.draft_n == 0
+
+
+@pytest.fixture
+def convolving(small_models: dict[str, Path]) -> Iterator[Bench]:
+    """A model with a recurrent layer that llama.cpp can take back."""
+    with Model.load(small_models["hybrid-convolution"], ONE_THREAD) as model, running(model) as bench:
+        yield bench
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+def test_a_recurrent_layer_is_taken_back(convolving: Bench, sampling: Sampling) -> None:
+    """Over and over: a state that kept a wrong token would say something else. Of several callers, those are drafted
+    that are alone in a step, here once the others have ended."""
+    bench = convolving
+    prompts = [WORDS[start : start + 24] for start in (0, 40, 80)]
+    lengths = (90, 20, 30)
+    told: list[list[list[int]]] = []
+    for speculation in (NO_DRAFTS, Speculation()):
+        keys = []
+        for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+            wrong = [7 if at % 10 == 9 else token for at, token in enumerate(told[0][number] if told else [])]
+            request = bench.request(prompt, length, sampling=sampling, ignore_eos=True)
+            request = changed(request, speculation=speculation, prediction=wrong, cache_prompt=False)
+            keys.append(bench.submit(changed(request, tell=("tokens",))))
+        bench.wait(*keys)
+        told.append([tokens_of(bench, key) for key in keys])
+    assert told[1] == told[0]
+    counters = bench.engine.counters
+    assert counters.num_accepted[Source.PREDICTION] > 25
+    assert counters.num_drafted[Source.PREDICTION] > counters.num_accepted[Source.PREDICTION] + 3
+
+
+def test_a_conversation_goes_on_where_a_draft_was_taken_back(convolving: Bench) -> None:
+    """Its state is saved while llama.cpp has yet to use the older one."""
+    bench = convolving
+    first = bench.request(WORDS[:40], 30, ignore_eos=True)
+    plain = changed(first, tell=("tokens",), speculation=NO_DRAFTS, cache_prompt=False)
+    key = bench.submit(plain)
+    bench.wait(key)
+    answer = tokens_of(bench, key)
+    turn = [*WORDS[:40], *answer[:21], *WORDS[100:110]]
+    key = bench.submit(
+        changed(bench.request(turn, 30, ignore_eos=True), tell=("tokens",), speculation=NO_DRAFTS, cache_prompt=False)
+    )
+    bench.wait(key)
+    expected = tokens_of(bench, key)
+    for num_right in range(4):
+        wrong = [*answer[: 20 + num_right], *[9] * 8]
+        salt = f"{num_right}"
+        key = bench.submit(changed(bench.again(first), prediction=wrong, max_tokens=21, cache_salt=salt))
+        bench.wait(key)
+        key = bench.submit(
+            changed(bench.request(turn, 30, ignore_eos=True), tell=("tokens",), cache_salt=salt, speculation=NO_DRAFTS)
+        )
+        bench.wait(key)
+        assert tokens_of(bench, key) == expected
+        assert bench.heard.started(key).num_cached_tokens > 50
+        bench.engine.check_integrity()
+
+
+def test_an_answer_that_its_caller_ends_is_not_taken_back(convolving: Bench) -> None:
+    """llama.cpp would do so, to a state that it does not have."""
+    bench = convolving
+    request = changed(bench.request(WORDS[:40], None, ignore_eos=True), tell=("tokens",), speculation=NO_DRAFTS)
+    key = bench.submit(request)
+    bench.heard.until(lambda: len(bench.heard.calls[key]) > 20)
+    bench.engine.end(key, len(tokens_of(bench, key)))
+    bench.wait(key)
+    answer = tokens_of(bench, key)
+    turn = changed(bench.request([*WORDS[:40], *answer, 20, 21], 30, ignore_eos=True), tell=("tokens",))
+    told = []
+    for cache_prompt in (True, False):
+        key = bench.submit(changed(bench.again(turn), cache_prompt=cache_prompt, speculation=NO_DRAFTS))
+        bench.wait(key)
+        told.append(tokens_of(bench, key))
+    assert told[0] == told[1]
 
 
 def test_an_answer_ends_after_the_tokens_that_were_wanted(demo: Model) -> None:

@@ -104,6 +104,20 @@ def test_a_catalog_is_fetched_once_under_the_models_names(machine: Machine, hub:
     assert hub.requests == []
 
 
+def test_a_draft_model_comes_with_its_model(machine: Machine, hub: Hub) -> None:
+    drafted = '{"draft": {"hf": "owner/model-GGUF:BF16"}}'
+    flags = ("--hf", "owner/model-GGUF:Q8_0", "--alias", "team/m", "--speculation", drafted)
+    code, files, complaint = machine.fetch(*flags)
+    assert code == 0, complaint
+    first = machine.volume / "team--m.draft-00001-of-00002.gguf"
+    assert files == {"team/m": machine.volume / "team--m.gguf", "team/m.draft": first}
+    assert first.read_bytes() == PARTS["big/m-BF16-00001-of-00002.gguf"]
+    assert first_part(machine.volume / "team--m.draft.gguf") == first
+    hub.requests.clear()
+    assert machine.fetch(*flags) == (0, files, "")
+    assert hub.requests == []
+
+
 def test_a_part_that_was_lost_is_fetched_again(machine: Machine, hub: Hub) -> None:
     _, files, _ = machine.fetch("--hf", "owner/model-GGUF:BF16", "--alias", "m")
     (machine.volume / "m-00002-of-00002.gguf").resolve().unlink()

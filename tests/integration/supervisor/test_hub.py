@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
+from msgspec.structs import replace
 
 from tests.support.hub_server import COMMIT, TAGGED, TOKEN, Hub
+from workers.models.catalog import Catalog
 from workers.models.files import Fetched, decode_model, parse_reference
 from workers.models.hub import HubError, fetch
 from workers.models.library import Library, ModelUnusable
@@ -173,6 +175,12 @@ def test_what_came_is_what_the_hub_describes(tmp_path: Path) -> None:
         assert fetched(served, "owner/model-GGUF:Q8_0", tmp_path).read_bytes() == GGUF + b"newest"
 
 
+def test_a_damaged_record_is_none(tmp_path: Path) -> None:
+    for name in ("fetched.json", "contents.json"):
+        (tmp_path / name).write_bytes(b'{"a": "\xff"}')
+    assert Fetched(tmp_path).path_of("a") is None
+
+
 def test_no_file_lies_where_the_hub_says(tmp_path: Path) -> None:
     """A cache names files by what the hub says of their contents."""
     with Hub(MOVED, etag="../../../outside") as served, pytest.raises(HubError, match="which is no hash"):
@@ -216,3 +224,23 @@ def test_the_library_remembers_what_it_fetched(hub: Hub, tmp_path: Path, monkeyp
     path.unlink()
     with pytest.raises(ModelUnusable, match="could not fetch owner/model-GGUF:Q8_0"):
         Library(tmp_path / "hub").locate(spec)
+
+
+def test_a_projector_comes_with_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"m-Q8_0.gguf": GGUF + b"q8", "mmproj-m-f16.gguf": GGUF + b"eyes", "mmproj-m-f32.gguf": GGUF + b"more"}
+    with Hub({"owner/seeing": files}) as hub:
+        for name, value in hub.environment.items():
+            monkeypatch.setenv(name, value)
+        library, spec = Library(tmp_path / "hub"), ModelSpec(name="m", hf="owner/seeing")
+        (found,) = library.locate_all(Catalog(models=(spec,)))
+        assert Path(found.projector).read_bytes() == GGUF + b"eyes"
+        (blind,) = library.locate_all(Catalog(models=(replace(spec, projector="none"),)))
+        assert blind.projector == "none"
+        hub.requests.clear()
+        assert library.locate_all(Catalog(models=(spec,))) == (found,)
+        assert not hub.requests
+        Path(found.projector).unlink()
+        assert library.locate_all(Catalog(models=(spec,))) == (found,), "it is fetched again where it was lost"
+        Path(found.projector).resolve().write_bytes(GGUF + b"evil")
+        with pytest.raises(ModelUnusable, match="is not what was fetched of owner/seeing"):
+            library.locate_all(Catalog(models=(spec,)))

@@ -20,6 +20,7 @@ import pytest
 from gateway.commands import chat as chat_command
 from gateway.commands.target import address_file
 from tests.support.scripted_server import Reply, ScriptedServer, scripted_server, stream
+from tests.support.sent_media import PNG, data_url
 from tests.support.stack import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -88,6 +89,33 @@ def test_a_pipe_gets_the_answer_and_nothing_else(server: ScriptedServer, chat: C
         "temperature": 0.0,
     }
     assert {asked.headers["authorization"] for asked in server.asked} == {f"Bearer {KEY}"}
+
+
+def test_files_go_with_the_first_turn(server: ScriptedServer, chat: Chat, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    (tmp_path / "note.txt").write_text("a note")
+    files = ("--file", str(tmp_path / "a.png"), "--file", str(tmp_path / "note.txt"))
+    server.replies = [MODELS, stream(chunk("a cat"), DONE)]
+    assert chat("What is it?", *files) == (0, "a cat\n", "")
+    assert server.asked[1].json["messages"] == [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": data_url(PNG)}},
+                {"type": "text", "text": "a note"},
+                {"type": "text", "text": "What is it?"},
+            ],
+        }
+    ]
+
+
+def test_a_file_that_can_not_be_sent_is_named(server: ScriptedServer, chat: Chat, tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"\xff\0")
+    for name, said in (("none.png", "No such file"), ("a.bin", "no text in UTF-8")):
+        server.replies = [MODELS]
+        code, _, complaint = chat("hi", "--file", str(tmp_path / name))
+        assert code == 1
+        assert said in complaint
 
 
 def test_a_model_by_name(server: ScriptedServer, chat: Chat) -> None:

@@ -2,8 +2,9 @@
 
 The model has a context of its own, whose sequences follow those of the engine's context by their ids: what is shared,
 cut or removed there is so here too, as far as this context has it. Tokens that it lacks (a prompt, what was restored
-from RAM, a conversation after a context shift) are read when a draft is wanted: that takes a small share of what the
-engine's model took for them, and most answers that were restored end before it would pay to keep copies of both.
+from RAM, a conversation after a context shift) are read when a draft is wanted and that pays. Copies of its cells in
+RAM would be quicker (0.7 us a token, where a 2-layer toy reads one in 900 us), but would displace those of the engine's
+model, of which each byte spares more computing.
 """
 
 from __future__ import annotations

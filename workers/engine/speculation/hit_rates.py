@@ -77,6 +77,10 @@ class HitRates:
             self._num_noted = 0
             self._chances.clear()
 
+    def forget_some(self, is_greedy: bool, share: float) -> None:
+        """Move the draft model's rate back towards what was assumed first, by `share` of the way."""
+        self.model_rates[is_greedy] += (FIRST_MODEL_RATE - self.model_rates[is_greedy]) * share
+
     def chance(self, is_greedy: bool, source: Source, length: int) -> float:
         """Return the chance that the token after a match of `length` tokens is drawn."""
         return self._rates[is_greedy][source][_CLASS_OF[length]]

@@ -12,16 +12,16 @@ from workers.engine.pace import MOVE_S, AnswerLengths
 from workers.engine.speculation.draft_model import DraftModel, Wanted
 from workers.engine.speculation.drafts import Drafts
 from workers.engine.speculation.hit_rates import HitRates, Source, length_of
-from workers.engine.speculation.step_costs import RoundCosts, StepCosts
+from workers.engine.speculation.step_costs import MAX_DRAFTED, RoundCosts, StepCosts
 from workers.engine.step.sequence import Sequence
-from workers.models.spec import DraftSpec
+from workers.models.speculation import DraftSpec
 
 READY_TOKENS = 32
 """Number of unread tokens of a conversation up to which they are read beside its first guessed token."""
 
 FORGET = 0.002
-"""Share of the way back to what other answers bring, by which an answer's rate moves with each step for which its
-drafts do not seem to pay: so they are tried again."""
+"""Share of the way back to what other answers bring, and of all answers' to the first guess, by which rates move with
+each step for which a draft does not seem to pay: so drafts are tried again."""
 
 FIRST_SHARE = 1.0
 """Assumed ratio of the draft model's time for a token to the engine's, as a multiple of the ratio of parameters."""
@@ -29,7 +29,7 @@ FIRST_SHARE = 1.0
 
 @dataclass(slots=True)
 class Offer:
-    """What may be drafted for a call in a step."""
+    """The tokens that may be drafted for a call in a step."""
 
     sequence: Sequence
     drafts: Drafts
@@ -63,36 +63,38 @@ class ModelDrafts:
     def extend(self, offers: Ordered[Offer], num_calls: int, *, max_rows: int, is_shared: bool) -> float:
         """Replace what is offered by the model's guesses where these probably save more. Return the seconds taken."""
         started = time.perf_counter()
-        asked = [one for one in offers if self._is_better(one)] if self.model.is_able else []
-        if not asked:
+        if not self.model.is_able or num_calls > MAX_DRAFTED:
             return 0.0
-        expected = [self._expected(one) if one in asked else one.chances for one in offers]
+        expected = [self._expected(one) for one in offers]
+        are_better = [sum(guessed) > sum(one.chances) for guessed, one in zip(expected, offers, strict=True)]
+        num_asked = sum(are_better)
+        if not num_asked:
+            return 0.0
         counts = self._costs.choose(
-            expected,
+            [max(guessed, one.chances, key=sum) for guessed, one in zip(expected, offers, strict=True)],
             num_calls,
             max_rows=max_rows,
             is_shared=is_shared,
-            before_s=lambda num_drafted: self._seconds(num_drafted, len(asked)),
+            before_s=lambda num_drafted: self._seconds(num_drafted, num_asked),
         )
-        wanted = [(one, count) for one, count in zip(offers, counts, strict=True) if count] if counts else []
-        wanted = [(one, count) for one, count in wanted if one in asked]
-        for one in asked:
-            if not any(one is other for other, _ in wanted):
-                one.drafts.model_rate += (
-                    self._rates.model_rates[one.drafts.is_greedy] - one.drafts.model_rate
-                ) * FORGET
+        wanted = []
+        for one, is_better, count in zip(offers, are_better, counts or [0] * len(offers), strict=True):
+            if is_better and count:
+                wanted.append((one, count))
+            elif is_better:
+                self._forget(one.drafts)
         self._guess(self._ready(wanted, num_calls), num_calls)
         return time.perf_counter() - started
 
-    def _is_better(self, offer: Offer) -> bool:
-        """Return whether the model probably guesses more tokens than are offered without it."""
-        if offer.sequence.request.prompt.spans:
-            return False
-        return sum(self._expected(offer)) > sum(offer.chances)
-
     def _expected(self, offer: Offer) -> list[float]:
-        most = min(offer.most, self._spec.n_max)
-        return list(accumulate([offer.drafts.model_rate] * most, mul))
+        """Return the chances of what the model would probably guess for a call."""
+        if offer.sequence.request.prompt.spans:
+            return []
+        return list(accumulate([offer.drafts.model_rate] * min(offer.most, self._spec.n_max), mul))
+
+    def _forget(self, drafts: Drafts) -> None:
+        drafts.model_rate += (self._rates.model_rates[drafts.is_greedy] - drafts.model_rate) * FORGET
+        self._rates.forget_some(drafts.is_greedy, FORGET)
 
     def _seconds(self, num_drafted: int, num_answers: int) -> float:
         """Return the seconds that guessing so many tokens of so many answers takes, about as many of each."""

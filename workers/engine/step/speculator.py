@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from workers.engine.step.sampling import SHARE_S
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.step_plan import Decode, Plan
 from workers.llama.context import Context
-from workers.models.spec import SpeculationSettings
+from workers.models.speculation import SpeculationSettings
 
 LOOK_S, LOOK_SHARE = 20e-6, 0.02
 """Looking for drafts takes some `LOOK_S` seconds for each call, and at most `LOOK_SHARE` of the time of steps: where a
@@ -30,22 +31,33 @@ MAX_LOOK_S = 0.005
 """Maximum seconds of a step for looking for drafts: answers with a form can take two milliseconds each."""
 
 
+AS_IT_PAYS = SpeculationSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSources:
+    """Where the drafts of an engine come from."""
+
+    settings: SpeculationSettings = AS_IT_PAYS
+    model: DraftModel | None = None
+    """The model of `settings.draft`."""
+
+
 class Speculator:
     """Drafts the answers of one engine. Only the engine's thread uses it, but for `drafts_for`."""
 
     def __init__(
         self,
-        settings: SpeculationSettings,
+        sources: DraftSources,
         context: Context,
         row_s: Callable[[], float],
         lengths: AnswerLengths,
-        model: DraftModel | None,
         *,
         n_ctx: int,
     ) -> None:
-        """`row_s()`: seconds that a row takes in steps that read prompts, 0 if not known yet. `model`: guesses as well.
-        `n_ctx`: maximum length of one conversation, tokens. Nothing is drafted where memory can't drop the cells of the
-        last tokens."""
+        """`row_s()`: seconds that a row takes in steps that read prompts, 0 if not known yet. `n_ctx`: maximum length
+        of one conversation, tokens. Nothing is drafted where memory can't drop the cells of the last tokens."""
+        settings, model = sources.settings, sources.model
         self._costs = StepCosts(row_s, MAX_CREDIT_S if model is not None else 0.0)
         self._rates = HitRates()
         self._model: ModelDrafts | None = None
@@ -65,7 +77,11 @@ class Speculator:
         self._pools = Pools()
         self._n_ctx = n_ctx
         self._max_rows = min(context.n_batch, context.n_ubatch)
-        self._is_able = context.memory.kind.by_range and (settings.ngram or self._model is not None)
+        self._most_drafted = context.memory.most_cut
+        self._most_calls = context.num_sequences if context.memory.kind.by_range else 1
+        """Maximum calls of a step with drafts. llama.cpp cuts a step whose calls have different numbers of rows in
+        parts, and moves recurrent states between these without the older states to go back to."""
+        self._is_able = self._most_drafted > 0 and (settings.ngram or self._model is not None)
         self._uses_text, self._uses_form = settings.ngram, settings.form
         self._waited_s = 0.0
         """Seconds of the steps since drafts were last looked for."""
@@ -102,7 +118,7 @@ class Speculator:
     def extend(self, plan: Plan[Sequence], has_room: Callable[[int], bool]) -> Plan[Sequence] | None:
         """Return the plan with drafts; None if none pay. `has_room(n)` makes room for n cells, if it can."""
         num_calls = len(plan.decode)
-        if self._waited_s < LOOK_S * num_calls / LOOK_SHARE:
+        if self._waited_s < LOOK_S * num_calls / LOOK_SHARE or num_calls > self._most_calls:
             return None
         self._waited_s = 0.0
         offers = self._offers(plan, num_calls)
@@ -177,6 +193,7 @@ class Speculator:
         """Return how many tokens may be drafted for a call now."""
         asked = sequence.request.asked.speculation
         most = min(sequence.limit - sequence.num_predicted, self._n_ctx - sequence.num_cells) - 1
+        most = min(most, self._most_drafted)
         if asked.n_max >= 0:
             most = min(most, asked.n_max)
         if not sequence.cost.is_quick:  # others do not wait for more than one of its draws

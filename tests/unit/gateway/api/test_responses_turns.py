@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gateway.api.responses.create import MAX_RENDERS, turns_of, turns_to_drop, without
-from workers.protocol.requests import GenerateRequest, Message, ToolCall
+from workers.protocol.requests import GenerateRequest, Medium, Message, ToolCall
 
 
 def test_results_stay_with_their_calls_and_rules_stay() -> None:
@@ -23,6 +23,18 @@ def test_results_stay_with_their_calls_and_rules_stay() -> None:
     assert without(request, turns, 0) == request
     assert without(request, turns, 1).messages == (rules, ask, call, late, result, last)
     assert without(request, turns, 2).messages == (rules, late, last)
+
+
+def test_pictures_go_with_their_turns() -> None:
+    first, second, third = (Medium("picture", bytes([number])) for number in range(3))
+    rules = Message(role="system", content="rules")
+    ask = Message(role="user", content="a", media=(0, 1))
+    result = Message(role="tool", content="", tool_call_id="c", media=(0,))
+    last = Message(role="user", content="b")
+    request = GenerateRequest(messages=(rules, ask, last, result), media=(first, second, third))
+    shorter = without(request, turns_of(request.messages), 1)
+    assert (shorter.messages, shorter.media) == ((rules, last, result), (third,))
+    assert without(request, turns_of(request.messages), 0) == request
 
 
 class Counter:

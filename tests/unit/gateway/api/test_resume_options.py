@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from contextlib import closing
 from functools import partial
 
 import pytest
-from starlette.types import Scope
+from starlette.types import Message, Scope
 
 from gateway.api.intake.decoding import INLINE_BYTES, DecodingThread
 from gateway.api.intake.intake import Intake
 from gateway.api.intake.memory_budget import MemoryBudget
 from gateway.api.request_headers import read_resume_options
 from gateway.call import Principal
+from tests.support.sent_media import data_url, picture
 
 SCOPE: Scope = {
     "type": "http",
@@ -53,3 +55,23 @@ async def test_without_the_headers_nothing_is_hashed(monkeypatch: pytest.MonkeyP
     intake = Intake(8 << 20, MemoryBudget(1 << 30), DecodingThread(), partial(int, 4096))
     with closing(intake.message(ASKER, b"{}")) as body:
         assert await read_resume_options({**SCOPE, "headers": []}, body) is None
+
+
+async def test_a_request_with_a_picture_is_the_same_each_time() -> None:
+    """Its text has other names for the cut files each time; in whatever parts it comes."""
+    raw = json.dumps({"model": "m", "messages": [{"content": [{"image_url": {"url": data_url(picture(300_000))}}]}]})
+    found = []
+    for part_bytes in (1 << 20, 50_000, 4_999):
+        parts = [raw.encode()[n : n + part_bytes] for n in range(0, len(raw), part_bytes)]
+
+        async def receive(parts: list[bytes] = parts) -> Message:
+            part = parts.pop(0)
+            return {"type": "http.request", "body": part, "more_body": bool(parts)}
+
+        intake = Intake(8 << 20, MemoryBudget(1 << 30), DecodingThread(), partial(int, 4096))
+        async with intake.open_body(ASKER, dict(SCOPE), receive, takes_media=True) as body:
+            found.append(await read_resume_options(SCOPE, body))
+    assert found[0] is not None
+    assert found[0] == found[1] == found[2]
+    whole = hashlib.new("sha256", b"POST /v1/completions?a=b\n" + raw.encode()).hexdigest()
+    assert found[0].owner.request == whole

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.client import AsyncClient, Client, LoraScale, Message, StopType
+from gateway.client import (
+    AsyncClient,
+    Client,
+    LoraScale,
+    Message,
+    StopType,
+    file_part,
+    picture_part,
+    sound_part,
+)
 from gateway.client.answers import FunctionCall, ToolCall
 from tests.support.scripted_server import ScriptedServer
+from tests.support.sent_media import MP3, PNG, base64_of, data_url
 from tests.unit.gateway.client.conftest import KEY
 
 TIMINGS = {
@@ -327,3 +338,16 @@ def test_a_misspelt_parameter_is_not_sent(server: ScriptedServer, client: Client
     with pytest.raises(TypeError, match="'temprature'; what this client does not know goes into extra_body"):
         client.complete("x", temprature=1)  # type: ignore[call-overload]
     assert server.asked == []
+
+
+def test_parts_are_made_of_files(tmp_path: Path) -> None:
+    picture, sound, text = tmp_path / "a.PNG", tmp_path / "b.mp3", tmp_path / "c.csv"
+    picture.write_bytes(PNG)
+    sound.write_bytes(MP3)
+    text.write_text("x,y")
+    assert file_part(picture) == picture_part(picture) == picture_part(PNG, "image/png")
+    assert picture_part(PNG, "image/png") == {"type": "image_url", "image_url": {"url": data_url(PNG)}}
+    assert picture_part("https://h/a.png")["image_url"]["url"] == "https://h/a.png"
+    assert file_part(sound) == sound_part(sound) == sound_part(MP3, "mp3")
+    assert sound_part(MP3, "mp3")["input_audio"] == {"data": base64_of(MP3), "format": "mp3"}
+    assert file_part(text) == {"type": "text", "text": "x,y"}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 
 from gateway.routing.cost import RecentPlacements
-from gateway.routing.placement import MAX_BIDS, PlacementRequest, Ranking
+from gateway.routing.placement import MAX_BIDS, PlacedMedium, PlacementRequest, Ranking
 from gateway.routing.pool import Pool, PoolUpdater
 from gateway.routing.rank import rank
 from tests.support.ranked import MEASURED, NOW, Sent, book_of, busy, full, prompt, worker
-from workers.protocol.heartbeat import PROTOCOL_VERSION, Load
+from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat, Load
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -294,3 +295,38 @@ def test_a_record_is_no_older_than_the_news_that_it_knows() -> None:
 def test_a_prompt_beyond_the_context_asks_for_no_more_cells_than_a_context_has() -> None:
     ranking = ranked(book_of([worker("a", n_ctx=500, kv_tokens=2000)]), prompt(100_000))
     assert [bid.kv_tokens for bid in ranking.bids] == [500]
+
+
+def sees(name: str, encode_ms: float = 2.0, **facts: object) -> Heartbeat:
+    """A worker whose pictures take 400 cells, and whose sounds 100."""
+    known = worker("x").facts
+    cells = msgspec.structs.replace(known, picture_cells=400, sound_cells=100, inputs=("text", "image", "audio"))
+    return worker(name, load=busy(encode_ms=encode_ms), facts=cells, **facts)
+
+
+def test_pictures_cost_their_cells_where_they_are_not_cached() -> None:
+    book = book_of([sees("a"), sees("b")], {"b": [1]})
+    media = (PlacedMedium("picture", 200), PlacedMedium("sound", 900))
+    ranking = ranked(book, prompt(1000, {1: 300, 2: 950}, media=media))
+    # Of each cell three milliseconds: it is encoded, and computed as a token is.
+    assert totals(ranking) == {"b": 700 + 3 * 100, "a": 1000 + 3 * 500}
+    assert [bid.kv_tokens for bid in ranking.bids] == [700 + 100 + 100, 1000 + 500 + 100]
+
+
+def test_quicker_encoders_are_taken_for_pictures() -> None:
+    book = book_of([sees("a", 5.0), sees("b", 1.0)])
+    assert order(ranked(book, prompt(10, media=(PlacedMedium("picture", 5),)))) == ["b", "a"]
+
+
+def test_pictures_need_room_in_the_context() -> None:
+    book = book_of([sees("a", n_ctx=200), sees("b", n_ctx=1000)])
+    assert order(ranked(book, prompt(10, media=(PlacedMedium("picture", 5),)))) == ["b"]
+    assert set(order(ranked(book, prompt(10)))) == {"a", "b"}
+
+
+def test_pictures_go_to_workers_that_take_them() -> None:
+    """While a projector is rolled out, some of a model's workers read text only."""
+    media = (PlacedMedium("picture", 5),)
+    book = book_of([worker("a"), sees("b"), worker("c")])
+    assert order(ranked(book, prompt(10, media=media))) == ["b"]
+    assert set(order(ranked(book_of([worker("a"), worker("c")]), prompt(10, media=media)))) == {"a", "c"}

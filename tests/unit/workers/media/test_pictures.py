@@ -34,7 +34,9 @@ def refusal(data: bytes) -> str:
 @pytest.mark.parametrize("form", PICTURE_FORMS)
 def test_every_form_shows_its_colours_in_their_places(form: str) -> None:
     pixels = decode_picture(picture_file(corners(), form), LIMITS)
-    assert (pixels.dtype, pixels.shape, pixels.flags.c_contiguous) == (np.uint8, (32, 48, 3), True)
+    assert pixels.dtype == np.uint8
+    assert pixels.shape == (32, 48, 3)
+    assert pixels.flags.c_contiguous
     difference = np.abs(pixels.astype(int) - np.asarray(corners()).astype(int))
     assert difference.max() <= (0 if form in LOSSLESS else 255)
     assert np.median(difference) <= (0 if form in LOSSLESS else 2)

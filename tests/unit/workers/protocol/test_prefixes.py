@@ -9,8 +9,17 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.tools import json_of, tool_of
-from workers.protocol.prefixes import BLOCK_BYTES, MAX_HEADS, Prefix, chain_of, prefix_after, prefix_of
-from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Message, Thinking, ToolCall
+from workers.protocol.prefixes import (
+    BLOCK_BYTES,
+    MAX_HEADS,
+    MEDIUM_BYTES,
+    Prefix,
+    chain_of,
+    media_ends,
+    prefix_after,
+    prefix_of,
+)
+from workers.protocol.requests import AdapterUse, GenerateRequest, Infill, Medium, Message, Thinking, ToolCall
 
 ADAPTERS = {"pirate": "ab" * 32}
 dice = random.Random(1)
@@ -175,3 +184,19 @@ def test_a_gap_that_is_filled_stays_what_it_was() -> None:
     assert prefix_after(chain_of(request, "t", {}), request, "filled", ()) == of(request)
     moved = GenerateRequest(infill=Infill(request.infill.prefix + "more", "else"))  # type: ignore[union-attr]
     assert of(moved).digests[0] == of(request).digests[0]
+
+
+def test_a_medium_is_covered_by_heads_behind_its_name() -> None:
+    """Two requests with other pictures share the heads before the picture's end, and none after it."""
+    text = "x" * 3000
+    one, other = (Medium("picture", b"", sha256=bytes([number]) * 32) for number in (1, 2))
+    asked = [
+        GenerateRequest(messages=(Message("user", text), Message("user", text, media=(1500,))), media=(medium,))
+        for medium in (one, other)
+    ]
+    [end], [same] = map(media_ends, asked)
+    first, second = (prefix_of(request, "team", {}) for request in asked)
+    assert end == same
+    assert all((a == b) == (at < end) for a, b, at in zip(first.digests, second.digests, first.ends, strict=True))
+    assert first.ends[0] < end < first.ends[-1]
+    assert media_ends(GenerateRequest(prompt="abc", prompt_media=(1, 2), media=(one, other)))[1] > MEDIUM_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.models.hub import HubError, choose
+from workers.models.hub import HubError, choose, choose_projector
 
 FILES = [
     "README.md",
@@ -48,3 +48,20 @@ def test_says_what_there_is(files: list[str], quant: str, said: str) -> None:
     with pytest.raises(HubError) as caught:
         choose("o/r", files, quant)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "model", "chosen"),
+    [
+        (FILES, "Model-Q4_K_M.gguf", ["mmproj-Model-f16.gguf"]),
+        (["m.gguf"], "m.gguf", []),
+        (["m.gguf", "mmproj-BF16.gguf", "mmproj-F16.gguf", "mmproj-F32.gguf"], "m.gguf", ["mmproj-F16.gguf"]),
+        (["m.gguf", "mmproj-F32.gguf", "mmproj-Q8_0.gguf"], "m.gguf", ["mmproj-Q8_0.gguf"]),
+        (["m.gguf", "m-mmproj.gguf"], "m.gguf", ["m-mmproj.gguf"]),
+        (["a/m.gguf", "a/mmproj-F32.gguf", "mmproj-F16.gguf"], "a/m.gguf", ["a/mmproj-F32.gguf"]),
+        (["a/m.gguf", "b/mmproj-F16.gguf"], "a/m.gguf", []),
+        (["a/m.gguf", "mmproj-F16.gguf"], "a/m.gguf", ["mmproj-F16.gguf"]),
+    ],
+)
+def test_chooses_the_projector_beside_a_model(files: list[str], model: str, chosen: list[str]) -> None:
+    assert choose_projector(files, model) == tuple(chosen)

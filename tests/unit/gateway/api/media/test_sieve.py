@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import random
+import time
 from hashlib import sha256
 from typing import Any
 
 import pytest
 
+from gateway.api.intake.body import slices
 from gateway.api.media.sieve import LEAST_BYTES, Cut, MediaSieve, restored
 from tests.support.sent_media import base64_of, data_url, picture
 
@@ -148,3 +150,32 @@ def test_anything_comes_back_as_it_was() -> None:
 def meant(raw: bytes) -> bytes:
     """Return JSON text without the escapes of slashes."""
     return raw.replace(b"\\\\", b"\0").replace(b"\\/", b"/")
+
+
+LONGEST_SLICE_S = 0.005
+TRIES = 3
+WORST = {
+    "short texts": b'"url":"A",' * 100_000,
+    "fragments": (b'"data":"' + b"A" * 513 + b'!",') * 2_000,
+    "small files": (b'"data":"' + b"A" * 600 + b'",') * 2_000,
+    "names": b'"url": ' * 200_000,
+    "quotes": b'"' * 1_000_000,
+    "short items": b'"multimodal_data":["' + b"A" * 520 + b'"' + b',"A"' * 200_000,
+    "escaped slashes": (b'"data":"' + b"\\/" * 300) * 5_000,
+    "heads of URLs": (b'"url":"data:' + b"a" * 250) * 5_000,
+}
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("body", WORST.values(), ids=WORST)
+def test_no_slice_holds_the_loop_for_long(body: bytes) -> None:
+    assert min(longest_slice_s(body) for _ in range(TRIES)) < LONGEST_SLICE_S
+
+
+def longest_slice_s(body: bytes) -> float:
+    sieve, longest_s = MediaSieve(), 0.0
+    for piece in slices(body):
+        began = time.thread_time()
+        sieve.feed(piece)
+        longest_s = max(longest_s, time.thread_time() - began)
+    return longest_s

@@ -6,7 +6,7 @@ import numpy as np
 
 from workers.engine.cache.prompt import Scope
 from workers.engine.speculation.drafts import MAX_UNREAD, Drafts
-from workers.engine.speculation.hit_rates import FIRST_GUESSES, HitRates, Source
+from workers.engine.speculation.hit_rates import FIRST_GUESSES, FIRST_MODEL_RATE, HitRates, Source, length_of
 from workers.engine.speculation.pools import GENERATION_TOKENS, MAX_SCOPES, NO_TOKEN, Pool, Pools
 from workers.engine.speculation.token_index import MAX_MATCH
 
@@ -118,3 +118,41 @@ def test_many_unread_tokens_are_entered_without_following_them() -> None:
         at_once.push(token)
     assert draft(at_once) == draft(one_by_one) == [5, 6, 7, 8, 9, 5, 6, 7]
     assert at_once.newest(5) == tokens[-5:]
+
+
+def test_a_draft_models_tokens_are_followed_as_far_as_they_are_drawn() -> None:
+    rates = HitRates()
+    drafts = drafts_of([1, 2, 3], rates=rates)
+    drafts.follow([4, 5, 6], [0.999, 0.85, 0.2])
+    chances = drafts.chances()
+    assert len(chances) == 3
+    assert chances[0] == rates.chance(True, Source.MODEL, length_of(0.999)) > 0.9
+    assert chances[2] < 0.4
+    assert drafts.take(2) == [4, 5]
+    assert drafts.source is Source.MODEL
+    for token in (4, 5):
+        drafts.push(token)
+    assert draft(drafts) == [6], "what a step had no rows for serves the next one"
+    drafts.push(6)
+    drafts.push(7)
+    assert draft(drafts) == []
+    assert drafts.model_rate > FIRST_MODEL_RATE, "where its text ended it was not mistaken"
+    assert rates.model_rates[True] > FIRST_MODEL_RATE == rates.model_rates[False]
+    drafts.follow([8, 9], [0.5, 0.5])
+    drafts.push(1)
+    assert draft(drafts) == []
+
+
+def test_how_sure_a_draft_model_was_is_told_apart() -> None:
+    rates = HitRates()
+    for number in range(400):
+        rates.note(True, Source.MODEL, length_of(0.96), is_hit=True)
+        rates.note(True, Source.MODEL, length_of(0.6), is_hit=number % 2 == 0)
+    assert rates.chance(True, Source.MODEL, length_of(0.97)) > 0.95
+    assert 0.4 < rates.chance(True, Source.MODEL, length_of(0.55)) < 0.6
+    assert len({length_of(probability / 100) for probability in range(101)}) == len(FIRST_GUESSES)
+
+
+def test_without_text_that_stood_before_nothing_is_searched() -> None:
+    drafts = Drafts(np.array([1, 2, 3] * 5, np.int32), HitRates(), room=10, is_greedy=True, searches=False)
+    assert draft(drafts) == []

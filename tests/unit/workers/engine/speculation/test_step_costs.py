@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engine.speculation.step_costs import MAX_CREDIT_S, MAX_DRAFTED, SHARE, StepCosts
+from workers.engine.speculation.step_costs import MAX_CREDIT_S, MAX_DRAFTED, SHARE, RoundCosts, StepCosts
 
 MANY_ROWS = 512
 
@@ -150,3 +150,62 @@ def test_the_first_step_may_hold_more_than_a_step() -> None:
         assert costs.choose([chances(0.99)], 1, max_rows=MANY_ROWS) == []
         costs.note_plain(1, seconds)
     assert costs._plain[1].seconds == 0.01
+
+
+def test_a_draft_model_guesses_as_far_as_its_time_is_saved() -> None:
+    costs = learned(gpu(1))
+    for num_rows in (2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 28, 32):
+        costs.note_drafted(1, num_rows, num_rows, gpu(num_rows))
+
+    def chosen(rate: float, round_s: float) -> int:
+        counts = costs.choose([chances(rate, 16)], 1, max_rows=MANY_ROWS, before_s=lambda count: count * round_s)
+        return sum(counts)
+
+    quick, slow = gpu(1) / 20, gpu(1) / 2
+    assert chosen(0.9, quick) > chosen(0.9, slow) > 0
+    assert chosen(0.9, quick) > chosen(0.6, quick) > 0
+    assert chosen(0.5, slow) == 0
+    assert chosen(0.9, gpu(1)) == 0
+    assert costs.least_chance(1, 8, slow) > costs.least_chance(1, 8, quick) > 0
+    assert costs.saved_s(1, 7, 6, 7 * quick) > costs.saved_s(1, 7, 6, 7 * slow) > 0 > costs.saved_s(1, 7, 2, 7 * slow)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([cpu, gpu]), st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.floats(0.01, 1))
+def test_no_draft_model_costs_more_than_its_share(
+    seed: int, machine: object, told: float, true: float, share: float
+) -> None:
+    """Its time counts too, also where nothing comes of it."""
+    assert callable(machine)
+    rng = random.Random(seed)
+    costs = StepCosts(credit_s=MAX_CREDIT_S)
+    round_s = share * machine(1)
+    spent_s = num_tokens = 0.0
+    for _ in range(400):
+        counts = costs.choose([chances(told, 16)], 1, max_rows=MANY_ROWS, before_s=lambda count: count * round_s)
+        before_s = sum(counts) * round_s
+        gained = 1
+        if not any(counts) or rng.random() < 0.1:  # the model was less sure than was expected
+            costs.note_plain(1, machine(1))
+            costs.note_lost(before_s)
+            seconds = machine(1)
+        else:
+            while gained <= counts[0] and rng.random() < true:
+                gained += 1
+            seconds = machine(1 + counts[0])
+            costs.note_drafted(1, 1 + counts[0], gained, seconds, before_s)
+        spent_s += seconds + before_s
+        num_tokens += gained
+    plain_s = num_tokens * machine(1)
+    assert spent_s <= plain_s * (1 + SHARE) + MAX_CREDIT_S + machine(33) + 32 * round_s
+
+
+def test_rounds_are_estimated_from_the_nearest() -> None:
+    rounds = RoundCosts(lambda num_answers: 0.01 * num_answers)
+    assert rounds.expected(3) == 0.03
+    for seconds in (0.5, 0.002, 0.003, 0.002):
+        rounds.note(2, seconds)
+    assert rounds.expected(2) == pytest.approx(0.002)
+    assert rounds.expected(1) == pytest.approx(0.002)
+    assert 0.002 < rounds.expected(4) < 0.004
+    rounds.note(4, 0.01)
+    assert rounds.expected(4) == 0.01
