@@ -33,7 +33,8 @@ CTX = 4096
 SLOW_SIZES = Sizes(width=384, n_head=6, n_ff=1536, n_layer=8, patch=16)
 SLOW_CELLS, NUM_SLOW = 256, 8
 """Cells of a picture whose encoding takes some tenths of a second, and how many of those a call has."""
-NUM_GUESSES = 4
+NUM_GUESSES, NEWS_S = 4, 0.5
+"""Pictures, and seconds after which a gateway knows that a worker has one."""
 FORM = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
 WEATHER = {
     "type": "function",
@@ -66,7 +67,7 @@ def until(happened: Callable[[], bool], timeout_s: float = 20.0) -> None:
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     with Stack() as running:
-        common = {"wait": False, "chat_template": TEMPLATE.read_text(), "ctx": CTX}
+        common: dict[str, Any] = {"wait": False, "chat_template": TEMPLATE.read_text(), "ctx": CTX}
         pairs = {SEER: write_pair(running.folder, "phi4"), HEARER: write_pair(running.folder, "ultravox")}
         slow = running.folder / "mmproj-slow.gguf"
         write_projector(slow, partial(phi4, sizes=SLOW_SIZES, least=SLOW_CELLS, most=SLOW_CELLS))
@@ -115,7 +116,7 @@ def logprobs(answer: Any) -> list[float]:
 
 class TestDialects:
     def test_chat_sees_which_picture_it_is(self, client: openai.OpenAI) -> None:
-        more = {"logprobs": True, "top_logprobs": 5}
+        more: dict[str, Any] = {"logprobs": True, "top_logprobs": 5}
         first, other = (asked(client, seen(seed), **more) for seed in (1, 2))
         fresh = asked(client, seen(1), extra_body={"cache_salt": "fresh"}, **more)
         assert said(fresh) == said(first)
@@ -278,6 +279,7 @@ def test_another_team_can_not_tell_whether_a_picture_was_shown(stack: Stack, htt
     for number in range(NUM_GUESSES):
         seed = 1000 + 10 * number
         ask(seed, "red")
+        time.sleep(NEWS_S)
         own.append(ask(seed, "red"))
         # In turns, so that whatever else this machine does is no sign.
         guesses = [("shown", seed), ("new", seed + 5)]
