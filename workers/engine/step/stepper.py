@@ -188,8 +188,14 @@ class Stepper:
         """Add a new call."""
         self._scheduler.join(sequence)
         self.speculator.join(sequence)
-        self._media.may_enter(sequence, self._cache)
+        if sequence.prompt.spans:
+            self._media.want(sequence, self._num_kept(sequence))
         self._black_box.began(sequence.key, sequence.request.label)
+
+    def _num_kept(self, sequence: Sequence) -> int:
+        """Return how many of a call's tokens are in memory or on disk."""
+        known = self._cache.lookup(sequence).num_known
+        return known if self._disk is None else self._disk.num_known(sequence.path(), known, sequence.num_known - 1)
 
     def drop(self, key: int) -> None:
         """Remove a call that was cancelled, without an event; unknown keys are ignored."""
@@ -515,7 +521,7 @@ class Stepper:
             sequence.row += 1
             num_kept += 1
             outcome = self._pick(sequence)
-        self._cache.truncate(sequence, sequence.num_cells - len(one.draft) + num_kept)
+        self._cache.truncate(sequence, sequence.num_cells - len(one.draft) + num_kept, is_draft=True)
         self._gaps.tally.add(0.0, num_accepted)  # they come with the token before them
         self.speculator.note_verified(one, num_accepted)
         return outcome
