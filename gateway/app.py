@@ -43,6 +43,7 @@ from gateway.api.native.request_reader import RequestReader
 from gateway.api.openai.dialects import ChatDialect, CompletionDialect, read_chat_prompt
 from gateway.api.openai.models import Models
 from gateway.api.openai.pooled import EmbeddingsDialect, RerankDialect
+from gateway.api.openai.transcription import TranscriptionDialect
 from gateway.api.openai.writing import unserved_handlers
 from gateway.api.operations.drain import DrainRoute, InFlightRequests, drain_route_token
 from gateway.api.operations.explain import ExplainRoute
@@ -299,7 +300,7 @@ def _handlers(
     intake = Intake(settings.max_body_bytes, core.memory, decoding, longest, media)
     pings = Pings(settings.ping_interval_s, settings.ping == "event")
     resumable = Resumable(core.recordings, core.metrics, settings.ping_interval_s)
-    loader = MediaLoader(fleet, Fetcher(_fetch_bounds(settings)), max_media_bytes)
+    loader = MediaLoader(fleet, Fetcher(_fetch_bounds(settings)), max_media_bytes, settings.max_body_bytes)
     calls = CallHandlers(resolver, pipeline, intake, pings, resumable, core.queries, loader)
     reader, desired_models, chat = RequestReader(resolver, intake), DesiredModels(redis), ChatDialect()
     listing = Models(names, fleet, desired_models)
@@ -318,6 +319,8 @@ def _handlers(
         "completion": calls.generate(CompletionDialect()),
         "embeddings": calls.pool(EmbeddingsDialect()),
         "rerank": calls.pool(RerankDialect()),
+        "transcriptions": calls.generate(TranscriptionDialect("transcribe"), is_form=True),
+        "translations": calls.generate(TranscriptionDialect("translate"), is_form=True),
         **responses_handlers(calls, access, core.recordings, responses, *of_sockets, core.metrics),
         "messages": calls.generate(MessagesDialect(), takes_media=True),
         "count_tokens": calls.count_tokens(read_prompt, {}),

@@ -74,6 +74,7 @@ class PooledWorker:
             self.model,
             Prompts(None, self.tokenizer, num_tokens=self.model.facts.n_vocab),
             lane,
+            lane,
             None,
             Sampling(),
             name=spec.name,

@@ -4,26 +4,47 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from workers.engine.encoder import MediaEncoder
+from workers.llama.media.parts import MediaChunk
 from workers.llama.media.projector import Projector, ProjectorSettings
 from workers.llama.model import Model, ModelError
-from workers.llama.native import EncodeFailed
+from workers.llama.native import EncodeFailed, MediaRefused
 from workers.media.bounds import MediaLimits
 from workers.media.decoder import MediaDecoder
-from workers.media.reader import MediaReader
 from workers.models.spec import NO_PROJECTOR, ModelSpec
 from workers.process.helper_process import NotStarted
+from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import Modality, ModelFacts
+from workers.protocol.requests import Medium
 
 logger = logging.getLogger(__name__)
 
 PICTURE_SIDE, SOUND_S = 1024, 10.0
 """Pixels of a side of the picture, and seconds of the sound, whose cells are told to gateways as usual ones."""
+
+
+class MediaReader:
+    """Reads media, on any thread. Takes what a helper process needs to decode them, and some milliseconds more."""
+
+    def __init__(self, decoder: MediaDecoder, projector: Projector) -> None:
+        self._decoder = decoder
+        self._projector = projector
+
+    def read(self, medium: Medium) -> list[Sequence[int] | MediaChunk]:
+        """Return a medium's cells, and the tokens that the model expects around them. Raises CallFailed."""
+        decoded = self._decoder.decode(medium)
+        try:
+            chunks = self._projector.read([decoded])
+        except MediaRefused as refused:
+            failure = Failure(FailureCode.INVALID_REQUEST, str(refused), medium.param or None)
+            raise CallFailed(failure) from None
+        return [one if isinstance(one, MediaChunk) else one.tokens.tolist() for one in chunks]
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ def text_routes(
     model: Model,
     prompts: Prompts,
     lane: FairLane,
+    media: FairLane,
     renderer: Renderer | None,
     defaults: Sampling,
     *,
@@ -89,8 +90,9 @@ def text_routes(
     n_ctx: int,
     inputs: tuple[Modality, ...] = ("text",),
 ) -> TextRoutes:
-    """Make the routes for text. `renderer` None: the model does not chat. `defaults`: the model's sampling parameters
-    where a caller sets none. `inputs`: the kinds of input that the model takes."""
+    """Make the routes for text. `lane`, `media`: threads for texts, and for pictures and sounds. `renderer` None: the
+    model does not chat. `defaults`: the model's sampling parameters where a caller sets none. `inputs`: the kinds of
+    input that the model takes."""
     values = asdict(Settings.of(defaults, n_ctx)) | {"seed": defaults.seed}
     props = Props(
         kind=kind,
@@ -113,4 +115,4 @@ def text_routes(
         sampling=Sampling(**values),
     )
     begin = model.bos_text if model.vocab.adds_bos else ""
-    return TextRoutes(Texts(model.vocab, prompts, bos_text=begin), props, lane)
+    return TextRoutes(Texts(model.vocab, prompts, bos_text=begin), props, lane, media)

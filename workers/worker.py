@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import os
@@ -23,7 +22,7 @@ from workers.chat.answers import FamilyUnknown
 from workers.chat.template import TemplateUnusable
 from workers.chat_worker import open_chat_worker
 from workers.engine.disk.fingerprint import parts_of, system_fingerprint
-from workers.engine.disk.folder import CacheFolderUnusable
+from workers.engine.disk.folder import DISK_TROUBLE, CacheFolderUnusable
 from workers.engine.watchdog import Watchdog
 from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.native import AdapterError, build_id
@@ -50,9 +49,6 @@ from workers.tracing.tracer import Tracer, TracingUnusable, tracing
 SWITCH_INTERVAL_S = 0.0005
 """Value for `sys.setswitchinterval`: seconds after which the event loop must hand the interpreter's lock to the
 engine's waiting thread. Measurements: docs/performance.md."""
-
-DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""Error numbers of a disk that takes no writes. The worker serves all the same, but keeps no record of its requests."""
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +130,7 @@ def spec_of(settings: WorkerSettings) -> ModelSpec:
     if settings.model_spec is not None:
         try:
             return msgspec.json.decode(settings.model_spec.read_bytes(), type=ModelSpec)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError) as error:  # msgspec's own, and UnicodeDecodeError
             raise SettingUnusable(f"model_spec: {settings.model_spec}: {error}; leave it out") from None
     path = first_part((settings.model or Path()).expanduser())
     name = settings.alias or path.stem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -40,7 +41,7 @@ async def settle(redis: redis.asyncio.Redis, secret: str, preset: str, state_dir
             raise
         log.error("the API keys in Redis can't be read: %s of another type (%s); delete it", keys.ACCESS_KEYS, error)
     path = path_in(state_dir)
-    own = preset or _read_file(path)
+    own = preset or read_file(path)
     if not own:
         own = PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
         _write_new(path, own)
@@ -51,7 +52,7 @@ async def _settle(redis: redis.asyncio.Redis, secret: str, preset: str, state_di
     if preset:
         return await _replace(redis, secret, first_record(preset))
     path = path_in(state_dir)
-    found = _read_file(path)
+    found = read_file(path)
     if found:
         return await _offer_found(redis, secret, first_record(found), path)
     if (held := await _read_redis(redis, secret)) is not None:
@@ -59,7 +60,7 @@ async def _settle(redis: redis.asyncio.Redis, secret: str, preset: str, state_di
     made = PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
     if not _write_new(path, made):
         # Another gateway with this state folder was faster.
-        return await _offer_found(redis, secret, first_record(_read_file(path) or made), path)
+        return await _offer_found(redis, secret, first_record(read_file(path) or made), path)
     record = first_record(made)
     held = await _offer(redis, secret, record)
     if held.sha256 == record.sha256:
@@ -116,11 +117,14 @@ def _yield_to(held: AccessRecord, path: Path) -> AccessRecord:
     return held
 
 
-def _read_file(path: Path) -> str:
+def read_file(path: Path) -> str:
+    """Return the key in a file; empty if there is no such file. Raises OSError."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return ""
+    except UnicodeDecodeError:
+        raise OSError(errno.EILSEQ, "it holds no key, since it is no text", str(path)) from None
 
 
 def _write_new(path: Path, key: str) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from gateway.access import first_key
 from gateway.access.records import KeysInvalid, read_records
 from gateway.commands.listeners import Listeners, listen, number_of_gateways, port_of
 from gateway.commands.target import address_file, address_of, welcome
@@ -365,8 +366,12 @@ class Machine:
 
     async def _welcome(self) -> None:
         address = address_of(self._settings)
-        key_file = self._folder.first_key
-        filed = key_file.read_text().strip() if key_file.is_file() else ""
+        key_file, filed = self._folder.first_key, ""
+        try:
+            filed = first_key.read_file(key_file)
+        except OSError as error:
+            told = "" if self._settings.api_key else "; callers need the key in it"
+            self._console.say(f"paddock: {key_file} can't be read ({error.strerror}){told}")
         key = self._settings.api_key or filed
         if key and await self._is_refused(key):
             key = ""  # it was the file's; this Redis had another first key already

@@ -22,7 +22,7 @@ from workers.protocol.requests import GenerateRequest, Sampling
 from workers.service.calls.call_record import CallRecords
 from workers.service.calls.delivery import Delivery
 from workers.service.calls.generate import Constraints, GenerateCalls
-from workers.service.calls.lanes import prompt_lane
+from workers.service.calls.lanes import media_lane, prompt_lane
 from workers.service.calls.live_calls import Engine, LiveCalls
 from workers.service.calls.pooled import Engine as PooledEngine
 from workers.service.calls.pooled import Inputs, Outcomes, PooledCalls
@@ -88,6 +88,7 @@ def generate_calls(
         prompts,
         life,
         prompt_lane(),
+        media_lane(),
         defaults=defaults or Sampling(),
         constraints=constraints or NoForms(),
         answers=answers or Answers(HERMES),

@@ -7,16 +7,14 @@ import signal
 from array import array
 from collections.abc import Sequence
 
-import msgspec
-
 from workers.chat.infill import InfillPrompts, InfillRoom, InfillTokens
-from workers.chat.prompts import Prompts
+from workers.chat.prompts import Prompts, Seen
 from workers.chat.template import ChatTemplate
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.heartbeat import ModelFacts
-from workers.protocol.queries import Props, Render, Rendered
-from workers.protocol.requests import GenerateRequest, Sampling
-from workers.service.calls.lanes import prompt_lane
+from workers.protocol.queries import Props
+from workers.protocol.requests import Medium, Sampling
+from workers.service.calls.lanes import media_lane, prompt_lane
 from workers.service.routes.text import TextRoutes, Texts
 
 BYTES_PER_TOKEN = 4
@@ -55,24 +53,18 @@ class FakeVocab:
         return b"".join(map(self.special_piece, tokens))
 
 
+class Blind:
+    """Reads nothing of pictures and sounds: they take no cells."""
+
+    def read(self, medium: Medium) -> Seen:
+        return ()
+
+
 def fake_prompts(n_ctx: int, deadly: str = "", *, has_helpers: bool = True) -> Prompts:
     vocab = FakeVocab(deadly, has_helpers=has_helpers)
     tokens = InfillTokens(prefix=1, suffix=2, middle=3)
     infill = InfillPrompts(tokens, InfillRoom(n_ctx=n_ctx, n_batch=2048))
-    return Prompts(ChatTemplate(TEMPLATE), vocab, num_tokens=vocab.num_tokens, infill=infill)
-
-
-def without_media(request: GenerateRequest) -> GenerateRequest:
-    """Return a request as a model reads it that sees and hears nothing."""
-    messages = tuple(msgspec.structs.replace(one, media=()) for one in request.messages)
-    return msgspec.structs.replace(request, media=(), prompt_media=(), messages=messages)
-
-
-class BlindTexts(Texts):
-    """Renders prompts without their pictures and sounds."""
-
-    def render(self, asked: Render) -> Rendered:
-        return super().render(msgspec.structs.replace(asked, request=without_media(asked.request)))
+    return Prompts(ChatTemplate(TEMPLATE), vocab, num_tokens=vocab.num_tokens, infill=infill, media=Blind())
 
 
 def fake_routes(prompts: Prompts, facts: ModelFacts, *, model: str, slots: int, n_ctx: int) -> TextRoutes:
@@ -96,4 +88,4 @@ def fake_routes(prompts: Prompts, facts: ModelFacts, *, model: str, slots: int, 
         build_info="fake",
         sampling=PROPS_SAMPLING,
     )
-    return TextRoutes(BlindTexts(FakeVocab(), prompts), props, prompt_lane())
+    return TextRoutes(Texts(FakeVocab(), prompts), props, prompt_lane(), media_lane())

@@ -21,7 +21,7 @@ import uvloop
 from tests.support.calls import generate_calls
 from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.fake_pooled import WIDTH, FakeInputs, FakePooledEngine
-from tests.support.fake_text import fake_prompts, fake_routes, without_media
+from tests.support.fake_text import fake_prompts, fake_routes
 from workers.chat.answers import Answers
 from workers.chat.conversation import THINK
 from workers.chat.tools.json_calls import HERMES
@@ -59,7 +59,7 @@ def facts_of(args: argparse.Namespace) -> ModelFacts:
 
 
 class NotingCalls:
-    """Writes down what each submit has of media, a line of JSON each, and hands it on without them."""
+    """Writes down what each submit has of media, a line of JSON each, and hands it on."""
 
     def __init__(self, calls: GenerateCalls, file: str) -> None:
         self._calls = calls
@@ -76,7 +76,7 @@ class NotingCalls:
         }
         with open(self._file, "ab") as lines:
             lines.write(msgspec.json.encode(noted) + b"\n")
-        return await self._calls.submit(msgspec.structs.replace(submit, request=without_media(request)))
+        return await self._calls.submit(submit)
 
 
 class CuttingProtocol(HttpProtocol):

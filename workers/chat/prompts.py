@@ -147,10 +147,14 @@ class Templates(Protocol):
         """Return the prompt's text. May block. Raises CallFailed."""
 
 
+Seen = Sequence[Sequence[int] | MediaChunk]
+"""What the model reads of one picture or sound: its cells, and the tokens around them."""
+
+
 class MediaReader(Protocol):
     """Makes what the model reads of pictures and sounds; safe to call from several threads."""
 
-    def read(self, medium: Medium) -> Sequence[Sequence[int] | MediaChunk]:
+    def read(self, medium: Medium) -> Seen:
         """Return a medium's cells, and the tokens around them. May block for seconds. Raises CallFailed."""
 
 
@@ -199,11 +203,20 @@ class Prompts:
         """Whether infill requests can be answered."""
         return self._infill is not None and self._infill.are_possible
 
-    def fitting(self, request: GenerateRequest) -> Prompt:
-        """Return the prompt of a request that is to be answered. Raises CallFailed as `prompt` does, and CallFailed
-        (CONTEXT_OVERFLOW) as soon as it is clear that the prompt is too long."""
+    def see(self, medium: Medium) -> Seen:
+        """Return what the model reads of a picture or sound. May block for seconds. Raises CallFailed."""
+        if self._media is None:
+            message = "this model reads text only; send no pictures or sounds, or ask another model"
+            raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, medium.param or "messages"))
+        return self._media.read(medium)
+
+    def fitting(self, request: GenerateRequest, seen: Sequence[Seen] = ()) -> Prompt:
+        """Return the prompt of a request that is to be answered. `seen`: what `see` returned for each of its media.
+
+        Raises CallFailed as `prompt` does, and CallFailed (CONTEXT_OVERFLOW) as soon as it is clear that the prompt is
+        too long."""
         try:
-            return self._prompt(request, self._n_ctx - 1 if self._n_ctx else None)
+            return self._prompt(request, seen, self._n_ctx - 1 if self._n_ctx else None)
         except TooManyTokens as error:
             raise CallFailed(context_overflow(error.at_least, self._n_ctx, is_whole=error.is_whole)) from None
 
@@ -219,16 +232,18 @@ class Prompts:
         except (CallFailed, TooManyTokens):
             return ()
 
-    def prompt(self, request: GenerateRequest) -> Prompt:
-        """Return the prompt. Raises CallFailed if the template refuses the messages, or a token is invalid."""
-        return self._prompt(request)
+    def prompt(self, request: GenerateRequest, seen: Sequence[Seen] = ()) -> Prompt:
+        """Return the prompt. `seen`: what `see` returned for each of the request's media.
 
-    def _prompt(self, request: GenerateRequest, most: int | None = None) -> Prompt:
+        Raises CallFailed if the template refuses the messages, or a token is invalid."""
+        return self._prompt(request, seen)
+
+    def _prompt(self, request: GenerateRequest, seen: Sequence[Seen], most: int | None = None) -> Prompt:
         """Return the prompt. Raises CallFailed; TooManyTokens if the prompt has more than `most`."""
         if request.infill is not None:
             return Prompt(_listed(self._filled(request, most)), None)
-        if request.media:
-            return self._seen(request, most)
+        if seen:
+            return self._with_media(request, seen, most)
         if request.prompt is not None:
             return Prompt(_listed(self.mixed(request.prompt, add_special=True, parse_special=True, most=most)), None)
         if not request.messages:
@@ -247,23 +262,20 @@ class Prompts:
     def _marked_text(self, request: GenerateRequest, marker: str) -> str:
         return self._rendered(conversation_of(marked(request, marker), self._defaults))
 
-    def _seen(self, request: GenerateRequest, most: int | None) -> Prompt:
+    def _with_media(self, request: GenerateRequest, seen: Sequence[Seen], most: int | None) -> Prompt:
         """Return a prompt with pictures or sounds. Raises CallFailed; TooManyTokens if it has more than `most`."""
-        if self._media is None:
-            message = "this model reads text only; send no pictures or sounds, or ask another model"
-            raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, request.media[0].param or "messages"))
         marker = new_marker()
         if isinstance(request.prompt, str):
             text = with_markers(request.prompt, request.prompt_media, marker)
         else:
             text = self._marked_text(request, marker)
-        runs = cut(text, marker, len(request.media))
+        runs = cut(text, marker, len(seen))
         tokens: list[int] = []
         found: list[tuple[int, MediaChunk]] = []
         add_special = not (self._bos_text and text.startswith(self._bos_text))
         for number, run in enumerate(runs):
             if number:
-                for part in self._media.read(request.media[number - 1]):
+                for part in seen[number - 1]:
                     if isinstance(part, Sequence):
                         tokens.extend(part)
                     else:

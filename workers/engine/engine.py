@@ -19,6 +19,7 @@ from workers.engine.disk.link import DiskLink
 from workers.engine.disk.tier import NO_DISK, DiskTier
 from workers.engine.encoder import MediaEncoder
 from workers.engine.request import EngineLoad, EngineRequest, Intake, IntegrityError
+from workers.engine.step.media import MediaSpans
 from workers.engine.step.sampling import SamplerTools
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.shares import overdraft_of
@@ -71,15 +72,9 @@ class Engine:
         spends at most `write_out_s` seconds on writing everything to it. The caller closes adapters, watchdog and disk
         after `stop`. `speculation`: where drafts of answers come from. `encoder`: makes embeddings of pictures and
         sounds; None: the model reads text only. The caller stops it after the engine."""
-        if n_ctx > context.kv_tokens:
-            raise ValueError(f"n_ctx {n_ctx} is more than the {context.kv_tokens} cells that all slots share")
-        if slots > context.slots:
-            raise ValueError(f"{slots} slots on a context made for {context.slots} sequences")
-        self.slots = slots
-        self.n_ctx = n_ctx
-        self._model = model
-        self._context = context
-        self._emit = emit
+        _check_sizes(context, slots, n_ctx)
+        self.slots, self.n_ctx = slots, n_ctx
+        self._model, self._context, self._emit = model, context, emit
         watchdog = watchdog or Watchdog()
         self._intake = Intake(slots, beyond=overdraft_of(slots))
         self._thread = EngineThread(
@@ -92,30 +87,25 @@ class Engine:
         self._tools = SamplerTools(model.vocab)
         self._dry = DryStages(model.vocab)
         link = None if disk is None else partial(DiskLink, disk, post=self.post)
-        box, ended = watchdog.black_box, self._intake.leave
         self._encoder = encoder
         self._stepper = Stepper(
             context,
             self._adapters,
-            box,
-            ended,
+            watchdog.black_box,
+            self._intake.leave,
             link,
             slots=slots,
             n_ctx=n_ctx,
             ram_bytes=ram_bytes,
             drafts=speculation,
-            encoder=encoder,
-            wake=partial(self.post, _do_nothing),
+            media=MediaSpans(encoder, context, partial(self.post, _do_nothing)),
         )
         self.slot_contents = SlotProxy(self._stepper.slots, self.post)
         """Copies, restores and erases the conversations that slots hold while no call runs in them."""
         self.cache_report = CacheReportProxy(self._stepper.cache_report, self.post)
         """Reports how much of each conversation that ended is still cached."""
-        self._disk = disk
-        self._write_out_s = write_out_s
-        self._written_out = False
-        self._step_number = 0
-        self._num_used = self._num_idle = 0
+        self._disk, self._write_out_s, self._written_out = disk, write_out_s, False
+        self._step_number = self._num_used = self._num_idle = 0
         self._adapter_names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._look_again_at = 0.0
 
@@ -308,6 +298,13 @@ class Engine:
     def _end_all(self) -> None:
         self._stepper.end_all(self._intake.refusal)
         self._tell()
+
+
+def _check_sizes(context: Context, slots: int, n_ctx: int) -> None:
+    if n_ctx > context.kv_tokens:
+        raise ValueError(f"n_ctx {n_ctx} is more than the {context.kv_tokens} cells that all slots share")
+    if slots > context.slots:
+        raise ValueError(f"{slots} slots on a context made for {context.slots} sequences")
 
 
 def _do_nothing() -> None:

@@ -22,6 +22,8 @@ from collections.abc import Callable, Coroutine
 from typing import IO, Protocol, cast
 
 from workers.http_server.connections import Closable, Connections, Verdict
+from workers.http_server.pacer import Lines, ParseTurns
+from workers.http_server.records import PacedRecords, RecordBuffer
 from workers.http_server.tls import Tls
 
 MOST = 1 << 20
@@ -158,6 +160,36 @@ class Handshake:
         self.make_room()
 
 
+class HelloTurns:
+    """Lets handshakes begin one after the other, address by address: a crowd's would keep everybody out for seconds."""
+
+    def __init__(self) -> None:
+        self._lines: Lines[asyncio.Future[None]] = Lines()
+        self._is_taken = False
+
+    async def enter(self, address: str) -> None:
+        """Wait until a handshake of this address may begin. Call `leave` when the next one may."""
+        if not self._is_taken:
+            self._is_taken = True
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._lines.add(address, turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it came just then
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        while (found := self._lines.next()) is not None:
+            self._lines.remove(*found)
+            if not found[1].done():  # those that gave up stay in line until it is their turn
+                found[1].set_result(None)
+                return
+        self._is_taken = False
+
+
 class Shaken(Protocol):
     """A protocol that learns the handshake by which its connection is counted already."""
 
@@ -179,9 +211,10 @@ class Acceptor:
         protocol: Callable[[], asyncio.Protocol],
         counts: SharedCounts | None = None,
         tls: Tls | None = None,
+        turns: ParseTurns | None = None,
     ) -> None:
         """`counts`: how many connections the processes have that accept on the same socket; None: this one alone does.
-        `tls`: None: connections are not encrypted.
+        `tls`: None: connections are not encrypted. `turns`: in which TLS is decrypted; None: they are its own.
 
         The system would give nearly all connections to the process that it wakes first."""
         self._listener = listener
@@ -195,8 +228,9 @@ class Acceptor:
         self._spare = SpareDescriptors()
         self._opening: set[asyncio.Task[None]] = set()
         self._handshakes: set[Handshake] = set()
-        self._hello = asyncio.Lock()
-        """Held while a handshake begins."""
+        self._turns = turns or ParseTurns()
+        self._buffer = RecordBuffer()
+        self._hellos = HelloTurns()
         self._pause: asyncio.Handle | None = None
         self._refilling: asyncio.TimerHandle | None = None
         self._told_at = -math.inf
@@ -281,22 +315,22 @@ class Acceptor:
             connection.close()
             return
         limit_s = HANDSHAKE_S if verdict is Verdict.WITHIN else BEYOND_HANDSHAKE_S
-        self._begin(self._open_encrypted(connection, handshake, tls.context, limit_s))
+        self._begin(self._open_encrypted(connection, handshake, address, tls.context, limit_s))
 
     async def _open_encrypted(
-        self, connection: socket.socket, handshake: Handshake, context: ssl.SSLContext, limit_s: float
+        self, connection: socket.socket, handshake: Handshake, address: str, context: ssl.SSLContext, limit_s: float
     ) -> None:
-        def made() -> asyncio.Protocol:
+        def made() -> asyncio.BaseProtocol:
             protocol = self._protocol()
             cast(Shaken, protocol).handshake = handshake
-            return protocol
+            return PacedRecords(protocol, address, self._turns, self._buffer)
 
         self._handshakes.add(handshake)
         until = self._loop.time() + limit_s
         try:
             async with asyncio.timeout_at(until):
                 await self._said_hello(connection)
-                await self._hello.acquire()
+                await self._hellos.enter(self._connections.address_of(handshake))
             opening: asyncio.Task[object] | None = None
             try:
                 left_s = max(until - self._loop.time(), BEYOND_HANDSHAKE_S)
@@ -312,7 +346,7 @@ class Acceptor:
                     opening.cancel()
                 raise
             finally:
-                self._hello.release()
+                self._hellos.leave()
             await opening
         except (OSError, TimeoutError):  # no TLS, too slow, or gone: ssl.SSLError is an OSError
             connection.close()

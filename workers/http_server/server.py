@@ -76,6 +76,7 @@ class HttpServer(uvicorn.Server):
                 self._protocol,
                 None if number else self._counts,
                 None if listener.family == socket.AF_UNIX else self._tls,
+                self.state.parse_turns,
             )
             for number, listener in enumerate(sockets or ())
         ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
+import contextlib
 import logging
 import ssl
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +43,7 @@ class TlsFiles:
             _check_readable(path)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # each costs as much as a handshake; before OpenSSL 3 clients may
         context.set_alpn_protocols([PROTOCOL])
         try:
             # Without a function for the password, OpenSSL would ask the terminal for it.
@@ -110,10 +114,24 @@ class Tls:
             log.info("the certificate was read anew")
 
     async def watch(self) -> None:
-        """Call `refresh` every few seconds, until cancelled."""
+        """Call `refresh` every few seconds, until cancelled.
+
+        It runs in a thread that nobody waits for when the process ends: a file system that hangs holds up new
+        certificates and nothing else."""
         while True:
             await asyncio.sleep(LOOK_S)
+            looked: Future[None] = Future()
+            with contextlib.suppress(RuntimeError):  # no thread can be had now
+                # `threading.Thread.start` would wait for the thread: for ever, if memory is short just then.
+                _thread.start_new_thread(self._look, (looked,))
+                await asyncio.wrap_future(looked)
+
+    def _look(self, looked: Future[None]) -> None:
+        looked.set_running_or_notify_cancel()
+        try:
             self.refresh()
+        finally:
+            looked.set_result(None)
 
     def _stamps(self) -> tuple[object, ...]:
         stamps: list[object] = []

@@ -16,11 +16,11 @@ import yaml
 from msgspec import Meta
 
 from workers.models.cores import cores_of, shares_of
+from workers.models.default_sampling import DefaultSampling
 from workers.models.overrides import TensorOverride
 from workers.models.spec import (
     MAX_SHARED_BYTES,
     ControlVectorSpec,
-    DefaultSampling,
     LlamaSettings,
     ModelSpec,
 )

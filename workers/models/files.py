@@ -161,13 +161,13 @@ class Fetched:
     def _located(self) -> dict[str, str]:
         try:
             return _decode_places(self._places.read_bytes())
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError):  # msgspec's own, and UnicodeDecodeError
             return {}
 
     def _known(self) -> dict[str, Contents]:
         try:
             return _decode_contents(self._contents.read_bytes())
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError):  # msgspec's own, and UnicodeDecodeError
             return {}
 
     def _check(self, reference: str, paths: Sequence[Path]) -> None:

@@ -5,24 +5,20 @@ comments), but any conforming stream is read. Source: WHATWG HTML, "Server-sent 
 
 Encoding megabytes of JSON in one call would hold the interpreter's lock and stop all streams, so long messages are
 encoded in parts. Joined, the parts are what `msgspec.json.encode` returns; between two parts other tasks of the event
-loop and other threads can run. `PieceDecoder` reads long messages in pieces. `read_float` keeps callers' numbers from
-holding the interpreter for long.
+loop and other threads can run. `marked_parts` adds blanks by which `workers.protocol.pieces` finds the parts of a long
+message again. `read_float` keeps callers' numbers from holding the interpreter for long.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from itertools import islice
 from math import isfinite
-from types import UnionType
-from typing import Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec.inspect import is_struct_type
 
 EVENTS_PATH = "/v1/events"
 SUBMIT_PATH = "/v1/submit"
@@ -137,6 +133,11 @@ BASE64_CHARS = 4
 BASE64_GROUP = 3
 """Bytes in a group of base64. The base64 of two pieces can be joined if the first piece is a multiple of this."""
 
+OPENS, CLOSES, CUT = b"\n", b"\r", b"\t"
+"""Blanks before and behind each long value, and between two runs of items of a long list or object. Otherwise JSON that
+msgspec writes has no blanks, and none of these can stand within a text: they are escaped there."""
+_MARKS = (OPENS, CLOSES, CUT)
+
 _PLACE = b"\0"
 """Byte that stands for a long field until that field is encoded. It can't occur in JSON."""
 _TEXTS = frozenset({str, bytes})
@@ -156,6 +157,11 @@ encode = msgspec.json.Encoder(enc_hook=_listed).encode
 
 def json_parts(message: Any) -> Iterator[bytes]:
     """Yield a message's JSON in parts of about `PART_CHARS`; a short message is one part."""
+    return _joined(part for part in _parts(message) if part not in _MARKS)
+
+
+def marked_parts(message: Any) -> Iterator[bytes]:
+    """Yield a message's JSON as `json_parts` does, with marks by which `PieceDecoder` reads a long one in pieces."""
     return _joined(_parts(message))
 
 
@@ -202,9 +208,17 @@ def is_long(message: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
+    """Yield a value's JSON and, each as a part of its own, the marks of a long one."""
     if not is_long(value):
         yield encode(value)
-    elif isinstance(value, str):
+        return
+    yield OPENS
+    yield from _long_parts(value)
+    yield CLOSES
+
+
+def _long_parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, str):
         yield from _text(value)
     elif isinstance(value, bytes):
         yield from base64_parts((value,))
@@ -232,7 +246,10 @@ def _text(text: str) -> Iterator[bytes]:
 def _numbers(numbers: array[Any]) -> Iterator[bytes]:
     yield b"["
     for start in range(0, len(numbers), RUN_NUMBERS):
-        yield (b"," if start else b"") + encode(numbers[start : start + RUN_NUMBERS])[1:-1]
+        if start:
+            yield b","
+            yield CUT
+        yield encode(numbers[start : start + RUN_NUMBERS])[1:-1]
     yield b"]"
 
 
@@ -251,12 +268,13 @@ def _in_runs(
 ) -> Iterator[bytes]:
     """Yield a list's or object's JSON, `RUN_ITEMS` items at a time: copying millions at once would take long."""
     yield begins
-    left, comma = iter(items), b""
+    left, is_first = iter(items), True
     while run := list(islice(left, RUN_ITEMS)):
-        if comma:
-            yield comma
+        if not is_first:
+            yield b","
+            yield CUT
         yield from encoded(run)
-        comma = b","
+        is_first = False
     yield ends
 
 
@@ -285,6 +303,7 @@ def _halves(run: Sequence[Any], encoded: Callable[[Sequence[Any]], Iterator[byte
     middle = len(run) // 2
     yield from encoded(run[:middle])
     yield b","
+    yield CUT
     yield from encoded(run[middle:])
 
 
@@ -313,169 +332,3 @@ def read_float(text: str) -> float:
     if not isfinite(value):
         raise msgspec.DecodeError("Number out of range")
     return value
-
-
-PIECE_BYTES = 256 << 10
-"""Maximum bytes of JSON that `PieceDecoder` decodes in one call, which takes two milliseconds at most."""
-_ESCAPE_BYTES = 6
-"""Bytes of the longest escape, `\\u4f60`; two of them can be the halves of one character."""
-_SEVERAL_BYTES, _FIRST_OF_SEVERAL = 0x80, 0xC0
-"""Lowest byte of a character that has several in UTF-8, and the lowest with which such a character begins."""
-
-StructT = TypeVar("StructT", bound=msgspec.Struct)
-
-
-class PieceDecoder(Generic[StructT]):
-    """Decodes a message of one type; a long one in pieces, between which other threads can run.
-
-    A message of 11 MiB that is decoded in one call holds the interpreter's lock for 0.1 s. Here the longest calls are
-    those that look for the end of a field, 12 ms for 8 MiB at most. What does not divide as `json_parts` writes it is
-    decoded in one call after all."""
-
-    def __init__(self, kind: type[StructT]) -> None:
-        self._kind = kind
-        self._decode: Callable[[bytes], StructT] = msgspec.json.Decoder(kind, float_hook=read_float).decode
-
-    def __call__(self, data: bytes) -> StructT:
-        """Return the message. Raises msgspec.DecodeError."""
-        if len(data) > PIECE_BYTES:
-            with contextlib.suppress(_Indivisible, msgspec.DecodeError, UnicodeDecodeError):
-                return _struct_of(data, self._kind)
-        return self._decode(data)
-
-
-class _Indivisible(Exception):
-    """A message is not of the form that pieces are cut from."""
-
-
-class _Field(NamedTuple):
-    """How one field of a struct is decoded."""
-
-    decode: Callable[[bytes | memoryview], Any]
-    struct: type[msgspec.Struct] | None
-    """The struct that the field is, or of which it is a tuple; None: neither."""
-    has_scalars: bool
-    """Whether the field can be a list of numbers and texts."""
-    is_binary: bool
-    """Whether the field is bytes, which JSON has as base64."""
-    is_required: bool
-
-
-@cache
-def _fields_of(kind: type[msgspec.Struct]) -> Mapping[str, _Field]:
-    return {
-        one.encode_name: _Field(
-            msgspec.json.Decoder(one.type, float_hook=read_float).decode,
-            next((found for found in _types_in(one.type) if is_struct_type(found)), None),
-            Sequence[int | str] in _types_in(one.type),
-            bytes in _types_in(one.type),
-            one.required,
-        )
-        for one in msgspec.structs.fields(kind)
-    }
-
-
-def _types_in(kind: Any) -> tuple[Any, ...]:
-    """Return the types that a union is made of, and of a tuple of like items the type of these."""
-    parts = get_args(kind) if isinstance(kind, UnionType) or get_origin(kind) is Union else (kind,)
-    return tuple(get_args(part)[0] if get_origin(part) is tuple else part for part in parts)
-
-
-_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_text = msgspec.json.Decoder(str).decode
-_decode_binary = msgspec.json.Decoder(bytes).decode
-_decode_scalars = msgspec.json.Decoder(list[int | str]).decode
-
-
-def _struct_of(data: bytes | memoryview, kind: type[StructT]) -> StructT:
-    """Return a struct from its JSON. Raises _Indivisible, msgspec.DecodeError."""
-    fields, values = _fields_of(kind), {}
-    for name, raw in _decode_fields(data).items():
-        if name in fields:
-            values[name] = _value_of(bytes(raw), fields[name])
-    if any(field.is_required and name not in values for name, field in fields.items()):
-        raise _Indivisible
-    return kind(**values)
-
-
-def _value_of(data: bytes, field: _Field) -> Any:
-    begins = data[:1]
-    if len(data) <= PIECE_BYTES:
-        return field.decode(data)
-    if begins == b'"' and field.is_binary:
-        return b"".join(_binary_of(data))
-    if begins == b'"':
-        return field.decode(b'"%b"' % data[1:1]) + "".join(_texts_of(data))  # raises where it may not be a text
-    if begins == b"{" and field.struct is not None:
-        return _struct_of(data, field.struct)
-    if begins == b"[" and field.struct is not None:
-        return tuple(_structs_of(data, field.struct))
-    if begins == b"[" and field.has_scalars:
-        return [value for run in _scalars_of(data) for value in run]
-    return field.decode(data)
-
-
-def _texts_of(data: bytes) -> Iterator[str]:
-    """Yield a long text in pieces that end between two characters, escaped ones too."""
-    start, end = 1, len(data) - 1
-    while start < end:
-        piece = data[start : min(end, start + PIECE_BYTES)]
-        if start + len(piece) < end:
-            piece = piece[: _last_cut(piece)]
-        yield _decode_text(b'"%b"' % piece)
-        start += len(piece)
-
-
-def _binary_of(data: bytes) -> Iterator[bytes]:
-    """Yield long bytes in pieces of whole groups of base64."""
-    step = PIECE_BYTES - PIECE_BYTES % BASE64_CHARS
-    for start in range(1, len(data) - 1, step):
-        yield _decode_binary(b'"%b"' % data[start : min(len(data) - 1, start + step)])
-
-
-def _last_cut(piece: bytes) -> int:
-    """Return where to cut a piece that begins with a whole character, so that it ends with one: before an escape that
-    is among its last bytes, or before a character of several bytes."""
-    masked = piece.replace(b"\\\\", b"..")
-    if (at := masked.rfind(b"\\", len(piece) - _ESCAPE_BYTES)) >= 0:
-        before = masked[at - _ESCAPE_BYTES : at].lower()
-        return at - _ESCAPE_BYTES if before.startswith((b"\\ud8", b"\\ud9", b"\\uda", b"\\udb")) else at
-    if piece[-1] < _SEVERAL_BYTES:
-        return len(piece)
-    return len(piece) - next(back for back in range(1, len(piece)) if piece[-back] >= _FIRST_OF_SEVERAL)
-
-
-def _structs_of(data: bytes, kind: type[msgspec.Struct]) -> Iterator[msgspec.Struct]:
-    """Yield the items of a long array. Each begins with the name of its first field: no text has that, since quotes are
-    escaped there."""
-    decode = msgspec.json.Decoder(list[kind], float_hook=read_float).decode  # type: ignore[valid-type]
-    between = b',{"%b":' % msgspec.structs.fields(kind)[0].encode_name.encode()
-    start, end = 1, len(data) - 1
-    while start < end:
-        cut = end if end - start <= PIECE_BYTES else data.rfind(between, start, start + PIECE_BYTES)
-        if cut >= 0:
-            yield from decode(b"[%b]" % data[start:cut])
-        else:  # a long item
-            cut = data.find(
-                between, start + PIECE_BYTES - len(between) + 1
-            )  # one across the border was not found above
-            cut = end if cut < 0 else cut
-            yield _struct_of(data[start:cut], kind)
-        start = cut + 1
-
-
-def _scalars_of(data: bytes) -> Iterator[list[int | str]]:
-    """Yield the items of a long array of numbers and texts, a piece at a time."""
-    start, end = 1, len(data) - 1
-    size = PIECE_BYTES
-    while start < end:
-        piece, cut = data[start : start + size], end
-        if start + size < end:
-            masked = piece.replace(b"\\\\", b"..").replace(b'\\"', b"..")
-            in_text = masked.count(b'"') % 2
-            cut = start + masked.rfind(b",", 0, masked.rfind(b'"') if in_text else len(masked))
-            if cut < start or (not in_text and cut - start < masked.rfind(b'"')):
-                size *= 2  # a long text
-                continue
-        yield _decode_scalars(b"[%b]" % data[start:cut])
-        start, size = cut + 1, PIECE_BYTES

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from workers.protocol.pieces import PieceDecoder
+
 POOL_PATH = "/v1/pool"
 FLOAT_BYTES = 4
 """Bytes of one number of a vector."""
@@ -115,6 +117,6 @@ class ResultReader:
 
 
 _decode_bytes = msgspec.json.Decoder(bytes).decode
-decode_request = msgspec.json.Decoder(PoolRequest).decode
+decode_request = PieceDecoder(PoolRequest)
 decode_result = msgspec.json.Decoder(PoolResult).decode
 encode = msgspec.json.Encoder().encode

@@ -34,8 +34,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from workers.protocol.framing import PieceDecoder
 from workers.protocol.heartbeat import ModelFacts, WorkerKind
+from workers.protocol.pieces import PieceDecoder
 from workers.protocol.requests import AdapterUse, GenerateRequest, Name, Prompt, Sampling
 from workers.protocol.token_arrays import in_array, to_bytes
 
@@ -171,12 +171,12 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
 
 
 decode_asker = msgspec.json.Decoder(Asker).decode
-decode_tokenize = msgspec.json.Decoder(Tokenize).decode
-decode_tokenized = msgspec.json.Decoder(Tokenized).decode
-decode_detokenize = msgspec.json.Decoder(Detokenize).decode
-decode_detokenized = msgspec.json.Decoder(Detokenized).decode
+decode_tokenize = PieceDecoder(Tokenize)
+decode_tokenized = PieceDecoder(Tokenized)
+decode_detokenize = PieceDecoder(Detokenize)
+decode_detokenized = PieceDecoder(Detokenized)
 decode_render = PieceDecoder(Render)
-decode_rendered = msgspec.json.Decoder(Rendered).decode
+decode_rendered = PieceDecoder(Rendered)
 decode_props = msgspec.json.Decoder(Props).decode
 
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from workers.protocol.framing import PieceDecoder, read_float
+from workers.protocol.framing import read_float
+from workers.protocol.pieces import PieceDecoder
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$"
 
@@ -101,7 +102,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """0 to 2^32 - 1; `None` draws one at random for each call."""
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+# Requests of hundreds of thousands of messages are kept while they wait. Structs with `gc=False` are none of the
+# objects that Python's collector looks through; being frozen and made of JSON, they can't refer to themselves.
+
+
+class ToolCall(msgspec.Struct, frozen=True, gc=False):
     """One function call that the model made in an earlier turn; `arguments` is JSON text."""
 
     id: str
@@ -109,7 +114,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
-class Medium(msgspec.Struct, frozen=True):
+class Medium(msgspec.Struct, frozen=True, gc=False):
     """A picture or a sound, as the file that the caller sent. Only a worker's helper process decodes it."""
 
     kind: Literal["picture", "sound"]
@@ -121,7 +126,7 @@ class Medium(msgspec.Struct, frozen=True):
     """SHA-256 of `data`, which stands for it in prefix hashes. Nothing that is cached is found by it."""
 
 
-class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One chat message. `content` is plain text, in which pictures and sounds have their places."""
 
     role: Role
@@ -136,7 +141,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     that follow them, ascending. All messages' places together are as many as the request's media."""
 
 
-class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
+class Tool(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One function that the model may call."""
 
     name: str
@@ -155,7 +160,7 @@ class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
         return decode_object(self.parameters) if self.parameters is not None else {}
 
 
-class AdapterUse(msgspec.Struct, frozen=True):
+class AdapterUse(msgspec.Struct, frozen=True, gc=False):
     """A LoRA adapter, by the name it was loaded under, and its scale; 0 is off."""
 
     name: str
@@ -212,7 +217,7 @@ class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
     """Text that the caller expects the answer to have (OpenAI's `prediction`)."""
 
 
-class InfillFile(msgspec.Struct, frozen=True):
+class InfillFile(msgspec.Struct, frozen=True, gc=False):
     """Another file of the project, for the model to know."""
 
     name: str

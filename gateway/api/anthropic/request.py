@@ -22,7 +22,7 @@ from gateway.api.anthropic.body import (
     ToolBody,
 )
 from gateway.api.intake.body import read_object
-from gateway.api.media.attachments import DATA_URL, Attachments
+from gateway.api.media.attachments import Attachments, is_data_url
 from gateway.api.media.kinds import bare_type
 from gateway.api.parameters.base import quote
 from gateway.api.parameters.media_parts import ContentWriter, Gallery, read_link
@@ -59,7 +59,7 @@ def read_conversation(
 ) -> tuple[tuple[Message, ...], tuple[Medium, ...]]:
     """Return the canonical messages and their media. Raises InvalidRequest, NotSupported."""
     read: list[Message] = []
-    reader = _Reader(Gallery(), attachments)
+    reader = _Reader(Gallery(attachments.max_text_chars), attachments)
     if system is not None:
         text = _system(system, "system")
         if text:
@@ -132,12 +132,14 @@ class _Reader:
             content_type = source.get("media_type")
             bare = bare_type(content_type) if isinstance(content_type, str) else ""
             if block.type == "document":
-                return self.attachments.document(data, bare, f"{name}.data", path)
+                return self.gallery.counted(self.attachments.document(data, bare, f"{name}.data", path), path)
             return self.attachments.medium(data, f"{name}.data", "picture", path)
         if kind == "url" and isinstance(url, str):
-            if block.type == "document" and not url.startswith(DATA_URL):
+            if block.type == "image":
+                return self.attachments.medium(url, f"{name}.url", "picture", path)
+            if not is_data_url(url):
                 return read_link(url, f"{name}.url", path)
-            return self.attachments.medium(url, f"{name}.url", "picture", path)
+            return self.gallery.counted(self.attachments.document(url, "", f"{name}.url", path), path)
         if block.type == "document" and kind == "text" and isinstance(data, str):
             return data
         message = f"`{name}` is no source that Paddock reads. Send one of type `base64` or `url`."

@@ -18,6 +18,9 @@ MAX_MEDIA = 32
 MAX_URL_CHARS = 8192
 MIB = 1 << 20
 DEFAULT_MAX_BYTES = 20 * MIB
+DEFAULT_MAX_TEXT_CHARS = 8 * MIB
+WIDEST_CHAR = 4
+"""Bytes of memory that a character of a text takes at most."""
 
 UNTOLD = ("", "application/octet-stream")
 """Content types that say nothing about a file."""
@@ -37,8 +40,17 @@ class LinkedMedium(Medium, frozen=True):
 class Attachments:
     """The files that were cut out of one body, and which of them a reader of the body has taken for media."""
 
-    def __init__(self, cuts: Mapping[str, Cut] | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        """`cuts`: token -> the file for which it stands. `max_bytes`: maximum bytes of one medium."""
+    def __init__(
+        self,
+        cuts: Mapping[str, Cut] | None = None,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        max_text_chars: int = DEFAULT_MAX_TEXT_CHARS,
+    ) -> None:
+        """`cuts`: token -> the file for which it stands. `max_bytes`: maximum bytes of one medium. `max_text_chars`:
+        maximum characters of all documents that become texts."""
+        self.max_text_chars = max_text_chars
+        self.num_text_bytes = 0
+        """Bytes of memory that the documents take that have become texts, estimated from above."""
         self._cuts = dict(cuts or {})
         self._max_bytes = max_bytes
         self._taken: set[str] = set()
@@ -84,14 +96,14 @@ class Attachments:
         belongs there; None: its first bytes tell. `param`: `Medium.param`.
 
         Raises InvalidRequest, NotSupported."""
-        if value.startswith(LINKS):
+        if is_link(value):
             if len(value) > MAX_URL_CHARS:
                 raise InvalidRequest(
                     f"`{path}` has more than {MAX_URL_CHARS} characters. Send a shorter URL.", param=path
                 )
             return LinkedMedium(kind or "picture", b"", param, url=value)
         named = ""
-        if value.startswith(DATA_URL):
+        if is_data_url(value):
             named, value = _of_data_url(value, path)
         elif "://" in value[:32] or value.startswith("file:"):
             scheme = value.partition(":")[0][:16]
@@ -109,14 +121,17 @@ class Attachments:
     def document(self, value: str, content_type: str, path: str, param: str) -> Medium | str:
         """Return the medium or the text that a file is. `value` as in `medium`, but no link; `content_type`: without
         parameters, empty if it is not known. Raises InvalidRequest, NotSupported."""
-        if value.startswith(DATA_URL):
+        if is_data_url(value):
             named, value = _of_data_url(value, path)
             content_type = named or content_type
         data, digest = self._decoded(value, path)
         kind = kind_of(data) or kind_of_type(content_type)
         if kind is not None:
             return Medium(kind, data, param, digest)
-        return text_of(data, content_type, path)
+        check_length(len(data), self.max_text_chars, path)
+        text = text_of(data, content_type, path)
+        self.num_text_bytes += WIDEST_CHAR * len(text)
+        return text
 
     def _decoded(self, value: str, path: str) -> tuple[bytes, bytes]:
         """Return the file and its SHA-256."""
@@ -131,6 +146,15 @@ class Attachments:
         return data, digest
 
 
+def is_link(value: str) -> bool:
+    """Return whether a field's value is a URL from which a file may be fetched."""
+    return value[:8].lower().startswith(LINKS)
+
+
+def is_data_url(value: str) -> bool:
+    return value[:5].lower() == DATA_URL
+
+
 def check_size(data: bytes, max_bytes: int, path: str) -> None:
     """Raise InvalidRequest for an empty file, or one of more than `max_bytes`."""
     if not data:
@@ -139,6 +163,16 @@ def check_size(data: bytes, max_bytes: int, path: str) -> None:
         raise InvalidRequest(
             f"`{path}` has {len(data)} bytes; a picture or sound may have {max_bytes}. Send a smaller one, or have the "
             "operator raise PADDOCK_MAX_MEDIA_MIB.",
+            param=path,
+        )
+
+
+def check_length(num_chars: int, most: int, path: str) -> None:
+    """Raise InvalidRequest if documents that become texts are too long."""
+    if num_chars > most:
+        raise InvalidRequest(
+            f"`{path}` makes {num_chars} characters of text from files; a request may have {most}. Send shorter texts, "
+            "or have the operator raise PADDOCK_MAX_BODY_BYTES.",
             param=path,
         )
 

@@ -13,7 +13,14 @@ from starlette.types import Receive
 
 from gateway.api.dialect import RequestT
 from gateway.api.intake.disconnect import until_disconnect
-from gateway.api.media.attachments import LinkedMedium, check_size, text_of
+from gateway.api.media.attachments import (
+    DEFAULT_MAX_TEXT_CHARS,
+    WIDEST_CHAR,
+    LinkedMedium,
+    check_length,
+    check_size,
+    text_of,
+)
 from gateway.api.media.fetcher import FetchBounds, Fetched, Fetcher
 from gateway.api.media.kinds import KNOWN, NAME_OF, kind_of, kind_of_type
 from gateway.call import Call
@@ -36,8 +43,16 @@ Loaded = Mapping[int, str | Medium]
 class MediaLoader:
     """Checks the media of requests against their models, and fetches the files that are named by links."""
 
-    def __init__(self, fleet: FleetView, fetcher: Fetcher | None = None, max_bytes: int = 32 << 20) -> None:
-        """`max_bytes`: maximum bytes of all media of one request."""
+    def __init__(
+        self,
+        fleet: FleetView,
+        fetcher: Fetcher | None = None,
+        max_bytes: int = 32 << 20,
+        max_text_chars: int = DEFAULT_MAX_TEXT_CHARS,
+    ) -> None:
+        """`max_bytes`: maximum bytes of all media of one request. `max_text_chars`: maximum characters of all documents
+        that are fetched for it."""
+        self._max_text_chars = max_text_chars
         self._fleet = fleet
         self._fetcher = fetcher or Fetcher(FetchBounds())
         self._max_bytes = max_bytes
@@ -96,7 +111,12 @@ class MediaLoader:
                     coming = {n: tasks.create_task(self._file(one, team, hold)) for n, one in linked.items()}
             except BaseExceptionGroup as group:
                 raise group.exceptions[0] from None
-            request = _with_loaded(request, {n: task.result() for n, task in coming.items()})
+            loaded = {n: task.result() for n, task in coming.items()}
+            num_chars = sum(len(one) for one in loaded.values() if isinstance(one, str))
+            check_length(num_chars, self._max_text_chars, next(iter(linked.values())).param)
+            if num_chars:
+                hold(WIDEST_CHAR * num_chars)
+            request = _with_loaded(request, loaded)
             self.check(call, (request,))
         num_bytes = sum(len(one.data) for one in request.media)
         if num_bytes > self._max_bytes:
@@ -110,6 +130,8 @@ class MediaLoader:
     async def _file(self, linked: LinkedMedium, team: str, hold: Hold) -> str | Medium:
         """Fetch a file. Return it as a medium, or, where a document may be, as the text that it is."""
         fetched = await self._fetcher.fetch(linked.url, linked.param, team, hold)
+        if linked.is_document:
+            check_length(0 if kind_of(fetched.data) else len(fetched.data), self._max_text_chars, linked.param)
         return await _medium_of(fetched, linked)
 
 

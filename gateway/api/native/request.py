@@ -91,7 +91,7 @@ def _split(text: str, data: list[str], name: str, attachments: Attachments) -> t
     if num_markers != len(data):
         message = f"`{name}` has {len(data)} files, and `prompt_string` {num_markers} markers ({MARKER}). Send as many."
         raise InvalidRequest(message, param=name)
-    gallery = Gallery()
+    gallery = Gallery(attachments.max_text_chars)
     writer = ContentWriter(gallery, joint="")
     for n, piece in enumerate(text.split(MARKER)):
         if n:

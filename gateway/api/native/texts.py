@@ -161,7 +161,7 @@ async def decoded_reply(body: HeldBody, reply: bytes, decode: Callable[[bytes], 
     body.hold(len(reply))
     try:
         return await body.run_aside(len(reply), partial(decode, reply))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InternalError(UNREADABLE) from error
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from gateway.api.media.attachments import LINKS, MAX_MEDIA, Attachments, LinkedMedium
+from gateway.api.media.attachments import MAX_MEDIA, Attachments, LinkedMedium, check_length, is_link
 from gateway.api.media.kinds import type_of_name
 from gateway.api.parameters.base import quote
 from gateway.errors import InvalidRequest, NotSupported
@@ -47,8 +47,11 @@ class PartFields(Protocol):
 class Gallery:
     """The media of one request, in the order in which its messages are read."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_text_chars: int) -> None:
+        """`max_text_chars`: maximum characters of all documents that become texts."""
         self._media: list[Medium] = []
+        self._max_text_chars = max_text_chars
+        self._num_text_chars = 0
 
     def add(self, medium: Medium) -> None:
         """Add the next medium. Raises InvalidRequest if there are too many."""
@@ -58,6 +61,13 @@ class Gallery:
             )
             raise InvalidRequest(message, param=medium.param)
         self._media.append(medium)
+
+    def counted(self, part: str | Medium, path: str) -> str | Medium:
+        """Count the text of a document, and return it. Raises InvalidRequest if all of them are too long."""
+        if isinstance(part, str):
+            self._num_text_chars += len(part)
+            check_length(self._num_text_chars, self._max_text_chars, path)
+        return part
 
     @property
     def media(self) -> tuple[Medium, ...]:
@@ -138,7 +148,7 @@ def refuse_unseen(kind: str, path: str) -> None:
 
 def read_link(url: str, path: str, param: str) -> LinkedMedium:
     """Return a file that a link names: a picture, a sound or a text. Raises InvalidRequest."""
-    if not url.startswith(LINKS):
+    if not is_link(url):
         raise InvalidRequest(f"`{path}` is {quote(url)}. Send a URL of http or https.", param=path)
     return LinkedMedium("picture", b"", param, url=url, is_document=True)
 
@@ -151,7 +161,7 @@ def _file(given: dict[str, Any], name: str, path: str, attachments: Attachments)
     filename = given.get("filename")
     content_type = type_of_name(filename) if isinstance(filename, str) else ""
     data = _text(given.get("file_data"), f"{name}.file_data")
-    if data.startswith(LINKS):
+    if is_link(data):
         return read_link(data, f"{name}.file_data", path)
     return attachments.document(data, content_type, f"{name}.file_data", path)
 

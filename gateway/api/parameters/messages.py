@@ -150,7 +150,7 @@ def read_messages(
     """Return the messages and their media. Raises InvalidRequest, UnsupportedParameter or NotSupported, with the path
     of the fault."""
     called: dict[str, str] = {}
-    reader = _Reader(Gallery(), attachments)
+    reader = _Reader(Gallery(attachments.max_text_chars), attachments)
     read = tuple(_message(message, n, called, reader) for n, message in enumerate(messages))
     return read, reader.gallery.media
 
@@ -172,8 +172,10 @@ class _Reader:
         writer = ContentWriter(self.gallery)
         for n, part in enumerate(content):
             name = f"{path}.{n}"
-            is_medium = part.type in MEDIA
-            writer.add(read_media_part(part, name, self.attachments) if is_medium else _part_text(part, name))
+            if part.type in MEDIA:
+                writer.add(self.gallery.counted(read_media_part(part, name, self.attachments), name))
+            else:
+                writer.add(_part_text(part, name))
         return writer.content, writer.places
 
 

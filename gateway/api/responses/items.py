@@ -192,7 +192,7 @@ def messages_of(
     one message. `num_before`: items of the conversation before the request's own.
 
     Raises InvalidRequest, NotSupported."""
-    turns, gallery = _Turns(), Gallery()
+    turns, gallery = _Turns(), Gallery(attachments.max_text_chars)
     names: dict[str, str] = {}
     for number, item in enumerate(items, -num_before):
         path = f"input.{number}" if number >= 0 else "previous_response_id"
@@ -208,25 +208,29 @@ def messages_of(
             case "function_call_output" | "custom_tool_call_output":
                 call_id, output = item["call_id"], item["output"]
                 writer = ContentWriter(gallery, joint="")
-                _write(writer, [output] if isinstance(output, str) else output, f"{path}.output", attachments)
+                parts = [output] if isinstance(output, str) else output
+                _write(writer, gallery, parts, f"{path}.output", attachments)
                 turns.other(Message("tool", writer.content, None, names.get(call_id), (), call_id, media=writer.places))
             case _:
                 if item["role"] == "assistant":
                     turns.said("".join([part["text"] for part in item["content"]]))
                 else:
                     writer = ContentWriter(gallery)
-                    _write(writer, item["content"], f"{path}.content", attachments)
+                    _write(writer, gallery, item["content"], f"{path}.content", attachments)
                     turns.other(Message(role=item["role"], content=writer.content, media=writer.places))
         let_loop_run()
     return turns.messages(), gallery.media
 
 
-def _write(writer: ContentWriter, parts: Iterable[str | Item], path: str, attachments: Attachments) -> None:
+def _write(
+    writer: ContentWriter, gallery: Gallery, parts: Iterable[str | Item], path: str, attachments: Attachments
+) -> None:
     for n, part in enumerate(parts):
         if isinstance(part, str):
             writer.add(part)
         elif part["type"] in MEDIA:
-            writer.add(read_media_part(Part.model_validate(part), f"{path}.{n}", attachments))
+            found = read_media_part(Part.model_validate(part), f"{path}.{n}", attachments)
+            writer.add(gallery.counted(found, f"{path}.{n}"))
         else:
             writer.add(part["text"])
 

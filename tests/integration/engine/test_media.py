@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from tests.integration.engine.listener import UNDRAFTED, Bench, changed, running
+from tests.integration.engine.listener import AS_IT_PAYS, UNDRAFTED, Bench, changed, running
+from tests.integration.engine.test_disk_tier import tier
 from tests.support.lone_context import lone_context
 from tests.support.media_reader import ONE_THREAD, MediaReader, settings
 from tests.support.projectors import PROJECTORS, Pair, picture, sound, write_pair
@@ -71,10 +75,10 @@ class SeeingBench:
         plain = changed(self.bench.request([1], max_tokens, ignore_eos=True), n_probs=5)
         return replace(plain, prompt=prompt_of(self.chunks(*seeds, after=after)))
 
-    def large(self) -> EngineRequest:
+    def large(self, after: str = AFTER) -> EngineRequest:
         """A prompt with a picture of as many cells as may be."""
         medium = Picture(picture(7, 320, 320)) if PROJECTORS[self.name].sees else Sound(sound(7))
-        return replace(self.request(1), prompt=prompt_of(self.projector.read([BEFORE, medium, AFTER])))
+        return replace(self.request(1), prompt=prompt_of(self.projector.read([BEFORE, medium, after])))
 
     def said(self, request: EngineRequest) -> Said:
         self.bench.answer(request)
@@ -252,6 +256,18 @@ def test_another_team_has_it_encoded_and_computed_anew(eyes: SeeingBench) -> Non
     assert eyes.encoder.num_encoded == 3 * num_spans
 
 
+def test_prepared_pixels_are_given_back_with_their_call(eyes: SeeingBench) -> None:
+    """Embeddings stay for those who show the picture again; what they were made of would be as much memory again."""
+    request = eyes.request(6)
+    prepared = [weakref.ref(span.cells.native) for span in request.prompt.spans]  # type: ignore[attr-defined]
+    eyes.bench.answer(request)
+    assert eyes.encoder._kept
+    del request
+    eyes.push_out()  # the engine remembers the last step's calls until the next step
+    gc.collect()
+    assert not any(one() for one in prepared)
+
+
 class SlowProjector:
     """Encodes when it is told to."""
 
@@ -343,6 +359,62 @@ def test_a_call_preempted_within_a_picture_reads_it_again(
         assert cut
         assert eyes.bench.heard.finished(key).num_preempted == 1
         assert alone.is_like(eyes.heard(key))
+
+
+def test_a_picture_on_disk_serves_another_engine(eyes: SeeingBench, pairs: dict[str, Pair], tmp_path: Path) -> None:
+    pair = pairs[eyes.name]
+    with tier(tmp_path / "cache") as disk, seeing(eyes.name, pair, disk=disk) as one:
+        first = one.request(1, after=AFTER + " And the cat was happy." * 12)
+        if eyes.name == "qwen2vl":
+            first = replace(first, prompt=one.large(after=AFTER + " And the cat was happy." * 12).prompt)
+        turn = one.next_turn(first, one.said(first).text)
+        fresh = one.said(replace(one.bench.again(turn), tenant="fresh"))
+    with tier(tmp_path / "cache") as disk:
+        assert disk.flush(5) or disk.stats.num_files
+        with seeing(eyes.name, pair, disk=disk) as other:
+            said = other.said(replace(turn, key=1))
+            assert said.is_like(fresh)
+            assert said.cached >= first.prompt.spans[-1].end
+            assert other.encoder.num_encoded == 0
+            theirs = other.said(replace(turn, key=2, tenant="them"))
+            assert theirs.cached == 0
+            assert theirs.is_like(fresh)
+
+
+@pytest.mark.parametrize("name", ["phi4", "ultravox", "qwen2vl"])
+def test_a_slot_with_a_picture_is_saved_where_positions_are_cells(name: str, pairs: dict[str, Pair]) -> None:
+    with seeing(name, pairs[name]) as eyes:
+        first = eyes.request(1)
+        text = eyes.said(first).text
+        turn = eyes.next_turn(first, text)
+        slots = eyes.bench.engine.slot_contents
+        slot = next(info.id for info in slots.infos().result(10) if info.tenant == "" and info.n_decoded)
+        copying = slots.copy(slot, "", "")
+        if name == "qwen2vl":
+            with pytest.raises(CallFailed, match="rows and columns"):
+                copying.result(10)
+            return
+        copied = copying.result(10)
+        assert copied is not None
+        fresh = eyes.said(replace(eyes.bench.again(turn), tenant="fresh"))
+    with seeing(name, pairs[name]) as other:
+        other.bench.engine.slot_contents.restore(0, copied.scope, copied.conversation).result(10)
+        said = other.said(replace(turn, key=1))
+        assert said.is_like(fresh)
+        assert said.cached >= first.prompt.spans[-1].end
+
+
+def test_answers_about_pictures_are_drafted_from_the_text_around_them(pairs: dict[str, Pair]) -> None:
+    """What the caller foretells is verified as without a picture, and no cell of a picture is taken for a token."""
+    with seeing("qwen2vl", pairs["qwen2vl"]) as eyes:
+        plain = eyes.request(1, max_tokens=60)
+        alone = eyes.said(plain)
+        answer = eyes.answer_tokens(plain)
+    with seeing("qwen2vl", pairs["qwen2vl"], speculation=AS_IT_PAYS) as eyes:
+        foretold = replace(eyes.request(1, max_tokens=60), prediction=answer)
+        said = eyes.said(foretold)
+        assert said.is_like(alone)
+        assert eyes.bench.heard.finished(foretold.key).timings.draft_n_accepted > 0
 
 
 def test_what_can_not_be_done_with_pictures_is_refused(eyes: SeeingBench) -> None:

@@ -14,7 +14,6 @@ from tests.integration.engine.test_prefix_cache import behind_others
 from tests.support.small_models import WORDS
 from workers.constraint.mask import Bits
 from workers.engine.engine import Engine
-from workers.engine.step import stepper
 from workers.llama.context import Batch, Context
 from workers.llama.memory import Memory
 from workers.llama.model import Model
@@ -72,7 +71,7 @@ def test_without_memory_for_a_step_calls_are_given_back_and_the_engine_goes_on(m
     with Model.load(DEMO, ONE_THREAD) as model, running(model) as bench:
         alone = bench.answer(bench.request("Once upon a time", 60))
         with monkeypatch.context() as short:
-            short.setattr(stepper, "can_take", lambda num_bytes: False)
+            short.setattr(bench.engine._stepper._probe, "_take", lambda num_bytes: False)
             keys = [bench.submit(bench.request("Once upon a time", 60)) for _ in range(2)]
             bench.wait(*keys)
         assert [failure_code(bench, key) for key in keys] == [FailureCode.OUT_OF_MEMORY] * 2

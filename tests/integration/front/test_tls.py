@@ -211,6 +211,29 @@ async def test_a_new_certificate_is_used_without_a_restart(stack: Stack, tmp_pat
     gateway.stop()
 
 
+async def test_a_file_system_that_hangs_holds_up_new_certificates_only(
+    stack: Stack, certificates: Certificates, tmp_path: Path
+) -> None:
+    """The files were looked at on the event loop: every stream stood still for as long as that took."""
+    files = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
+    files["tls_cert"].write_bytes(certificates.server.read_bytes())
+    files["tls_key"].write_bytes(certificates.server_key.read_bytes())
+    gateway = await encrypted(stack, certificates, **files)
+    hangs = tmp_path / "hangs"
+    os.mkfifo(hangs)  # opening it takes until somebody writes to it
+    os.rename(hangs, files["tls_cert"])
+    async with openai(stack, gateway, trusting(certificates)) as client, asyncio.timeout(60):
+        last, longest = time.monotonic(), 0.0
+        async for _ in await client.chat.completions.create(**{**BODY, "model": "slow"}, max_tokens=400):
+            now = time.monotonic()
+            longest, last = max(longest, now - last), now
+        assert longest < 1.0
+        assert (await client.models.list()).data, "new connections get the old certificate"
+    began = time.monotonic()
+    assert gateway.stop() == Exit.OK
+    assert time.monotonic() - began < 5.0
+
+
 async def test_clients_must_show_a_certificate_but_for_probes(stack: Stack, certificates: Certificates) -> None:
     gateway = await encrypted(stack, certificates, tls_client_ca=certificates.ca)
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {stack.key}"}) as session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -39,7 +40,7 @@ from workers.protocol.events import (
 )
 from workers.protocol.framing import KEEP_ALIVE
 from workers.protocol.pooled import PoolRequest, PoolResult
-from workers.protocol.queries import RENDER_PATH, Render, decode_props, decode_rendered
+from workers.protocol.queries import RENDER_PATH, TOKENIZE_PATH, Render, Tokenize, decode_props, decode_rendered
 from workers.protocol.requests import GenerateRequest, Message
 
 REQUEST = GenerateRequest(messages=(Message(role="user", content="hi"),))
@@ -384,11 +385,28 @@ def test_every_failure_has_an_answer() -> None:
 
 
 async def test_an_answer_of_another_version_is_a_failure(relay: Relay, worker: ScriptedWorker) -> None:
-    for worker.reply in (b'{"unknown": 1}', b"no", b""):
+    for worker.reply in (b'{"unknown": 1}', b"no", b"", b'{"kind":"\xff"}'):
         with pytest.raises(CallFailed) as caught:
             await relay.ask(worker.at, "GET", "/v1/props", None, decode_props)
         assert caught.value.failure.code is FailureCode.INTERNAL
         assert "version" in caught.value.failure.message
+
+
+async def test_a_long_answer_is_put_together_on_a_thread(relay: Relay, worker: ScriptedWorker) -> None:
+    """The text of 8 MiB of tokens took the event loop 25 ms."""
+    for num_bytes, is_inline in ((200_000, True), (400_000, False)):
+        worker.reply = b"x" * num_bytes
+        thread, reply = await relay.ask(
+            worker.at, "POST", TOKENIZE_PATH, Tokenize(content="a"), lambda reply: (threading.current_thread(), reply)
+        )
+        assert (thread is threading.main_thread()) == is_inline
+        assert reply == worker.reply
+
+
+async def test_a_refusal_that_is_no_text_is_a_failure(relay: Relay, worker: ScriptedWorker) -> None:
+    worker.acceptance = b'{"boot":"\xff"}'
+    async with call(relay, worker) as (_, mailbox):
+        assert (await failure_of(mailbox)).code is FailureCode.INTERNAL
 
 
 async def test_a_worker_is_told_whose_a_question_is_before_its_body(relay: Relay, worker: ScriptedWorker) -> None:

@@ -23,7 +23,7 @@ from workers.protocol.queries import (
     decode_detokenized,
     decode_tokenized,
 )
-from workers.service.calls.lanes import prompt_lane
+from workers.service.calls.lanes import media_lane, prompt_lane
 from workers.service.routes.text import TextRoutes, Texts
 
 VECTORS = {path.name.removesuffix(".gguf.inp"): path for path in files_of("models", "ggml-vocab-*.gguf.inp")}
@@ -59,7 +59,7 @@ def client_of(vocab: Vocab) -> httpx2.AsyncClient:
     props = MESSAGES["props.json"]
     assert isinstance(props, Props)
     prompts = Prompts(None, vocab, num_tokens=vocab.num_tokens)
-    app = Starlette(routes=TextRoutes(Texts(vocab, prompts), props, prompt_lane()).routes())
+    app = Starlette(routes=TextRoutes(Texts(vocab, prompts), props, prompt_lane(), media_lane()).routes())
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://worker")
 
 

@@ -175,6 +175,12 @@ def test_what_came_is_what_the_hub_describes(tmp_path: Path) -> None:
         assert fetched(served, "owner/model-GGUF:Q8_0", tmp_path).read_bytes() == GGUF + b"newest"
 
 
+def test_a_damaged_record_is_none(tmp_path: Path) -> None:
+    for name in ("fetched.json", "contents.json"):
+        (tmp_path / name).write_bytes(b'{"a": "\xff"}')
+    assert Fetched(tmp_path).path_of("a") is None
+
+
 def test_no_file_lies_where_the_hub_says(tmp_path: Path) -> None:
     """A cache names files by what the hub says of their contents."""
     with Hub(MOVED, etag="../../../outside") as served, pytest.raises(HubError, match="which is no hash"):

@@ -13,19 +13,22 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
 import pytest
 import redis
 
-from gateway.client import BadRequest, Client, ModelStatus
+from gateway.client import BadRequest, Client, ModelStatus, Unavailable
 from gateway.commands.target import address_file
 from gateway.commands.up import SOCKET_LOOK_S
 from tests.integration.supervisor.conftest import Program, Programs, unreadable, wait_until
 from tests.support.full_disk import full_disk
 from tests.support.hub_server import Hub
 from tests.support.redis_server import RedisServer
+from tests.support.small_disk import filled, needs_disks, read_only, small_disk
 from workers.protocol.exits import Exit
 
 SMALL = ("--slots", "2", "--ctx", "128", "--workers", "1")
@@ -173,6 +176,58 @@ def test_what_dies_on_a_full_disk_is_back(programs: Programs, model: Path) -> No
         killed(up, "gateway.cli", "gateway")
         wait_until(lambda: redis_of(up) not in (None, first), lambda: "no Redis is back")
         wait_until(lambda: is_answered(port, key, "tale"), lambda: "no gateway is back")
+    assert up.stop() == 0, up.text()
+    assert_nothing_left(up)
+
+
+@needs_disks
+@pytest.mark.parametrize("trouble", [filled, read_only])
+def test_what_dies_is_back_on_a_true_disk_in_trouble(
+    programs: Programs, model: Path, tmp_path: Path, trouble: Callable[[Path], AbstractContextManager[None]]
+) -> None:
+    """A worker whose `cache_dir` was read-only did not start again, and ended everything with it. Another team's stream
+    goes on, or ends because its process was killed; what is stored is refused with the reason."""
+    with small_disk(tmp_path / "disk", 16) as disk:
+        programs.state = disk / "state"
+        folders = {"PADDOCK_CACHE_DIR": str(disk / "cache"), "PADDOCK_SLOT_SAVE_DIR": str(disk / "slots")}
+        up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL, **folders)
+        up.until("Ctrl-C stops everything")
+        port, key = port_of(up), (up.state / "first-key").read_text().strip()
+        with Client(f"http://127.0.0.1:{port}", key) as client:
+            stream = client.complete("Once upon", stream=True, n_predict=100, ignore_eos=True)
+            next(stream)
+            with trouble(disk):
+                *_, last = stream
+                assert last.tokens_predicted == 100
+                for ending in (("workers.cli", "worker"), ("gateway.cli", "gateway")):
+                    killed(up, *ending)
+                    wait_until(lambda: is_answered(port, key, "tale"), up.text)
+                if trouble is read_only:
+                    assert f"{disk / 'cache'} takes no files now (Read-only file system)" in up.text()
+                with pytest.raises(Unavailable, match="is full" if trouble is filled else "worker's log says why"):
+                    client.slots.save(0, "kept")
+            redis = redis_of(up)
+            assert redis is not None
+            redis.kill()
+            if trouble is read_only:
+                killed(up, "workers.cli", "worker")  # it has its folders open by the mount that is gone
+            wait_until(lambda: is_answered(port, key, "tale"), up.text)
+            assert client.slots.save(0, "kept").n_saved
+        assert up.stop() == 0, up.text()
+        assert "Traceback" not in up.text()
+        assert_nothing_left(up)
+
+
+def test_a_first_key_that_can_not_be_read_ends_nothing(programs: Programs, model: Path) -> None:
+    """A file system that fails ended everything at the last moment, when all was ready and being called."""
+    up = programs.start(
+        "up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL, PADDOCK_API_KEY="pk-given"
+    )
+    wait_until((up.state / "run").is_dir, up.text)
+    (up.state / "first-key").symlink_to("/proc/self/mem")
+    up.until("Ctrl-C stops everything")
+    assert f"paddock: {up.state / 'first-key'} can't be read (Input/output error)" in up.text()
+    assert ask(port_of(up), "pk-given", "tale") in ("stop", "length")
     assert up.stop() == 0, up.text()
     assert_nothing_left(up)
 

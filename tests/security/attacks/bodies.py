@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 from functools import partial
 
 from tests.security.attack import Attack, Target
 from tests.support.large_bodies import LARGE_BODIES, LargeBody
+from tests.support.sent_media import PNG
 
 
 async def _nested_parts(target: Target) -> None:
@@ -70,6 +72,23 @@ async def _large(large: LargeBody, target: Target) -> None:
         await target.post(session, large.path, large.of())
 
 
+async def _pictures(target: Target) -> None:
+    """Send 27 MiB of pictures to a model, in as many parts as one request may have and one more."""
+    data = base64.b64encode(PNG + bytes(range(256)) * 2400).decode()
+    part = f'{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{data}"}}}}'
+    body = f'{{"model":"{target.model}","messages":[{{"role":"user","content":[{",".join([part] * 33)}]}}]}}'
+    async with target.session() as session:
+        await target.post(session, "/v1/chat/completions", body)
+
+
+async def _broken_files(target: Target) -> None:
+    """Send what begins as files do and goes on otherwise, as often as goes into a body."""
+    piece = '{"url":"' + "QUJD" * 1200 + '!","data":"A"},'
+    body = f'{{"model":"{target.model}","prompt":[{piece * 1600}1]}}'
+    async with target.session() as session:
+        await target.post(session, "/completion", body)
+
+
 ATTACKS = (
     Attack(
         name="nested-parts",
@@ -98,6 +117,18 @@ ATTACKS = (
         name="pieces-of-tokens",
         about="The tokens of 8 MiB of text, each with its piece: 1.1 GiB in the gateway, 0.8 in the worker.",
         strike=_pieces,
+        at_once=2,
+    ),
+    Attack(
+        name="large-pictures",
+        about="27 MiB of pictures, one more than a request may have: searched and decoded in calls of up to 40 ms.",
+        strike=_pictures,
+        at_once=2,
+    ),
+    Attack(
+        name="broken-files",
+        about="8 MiB of what begins as files do: cut out, put back, and read twice.",
+        strike=_broken_files,
         at_once=2,
     ),
     *(

@@ -19,8 +19,8 @@ import pytest
 
 from gateway.commands import chat as chat_command
 from gateway.commands.target import address_file
-from tests.support.media_files import PNG, data_url
 from tests.support.scripted_server import Reply, ScriptedServer, scripted_server, stream
+from tests.support.sent_media import PNG, data_url
 from tests.support.stack import free_port
 
 ROOT = Path(__file__).resolve().parents[3]

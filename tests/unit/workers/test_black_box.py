@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.full_disk import full_disk
 from workers.process.black_box import HALF, MAX_LABEL, BlackBox, describe, find, take
 from workers.settings import WorkerSettings
 from workers.worker import kept_box
@@ -155,6 +156,15 @@ def test_without_a_file_it_serves_its_own_process() -> None:
 
 def test_the_longest_comes_first() -> None:
     assert describe([("young", 99.0), ("old", 90.5)], now=100.0) == "requests old (for 9.5 s), young (for 1.0 s)"
+
+
+def test_a_limit_on_the_size_of_files_is_a_full_disk(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with full_disk():
+        box = kept_box(WorkerSettings.model_construct(black_box=path))
+    box.began(1, "one")
+    assert box.text().startswith("request one")
+    assert not path.exists()
+    assert "no record is kept of what runs when this process dies" in caplog.text
 
 
 def test_a_worker_serves_without_a_box_where_the_disk_takes_none(

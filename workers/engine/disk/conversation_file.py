@@ -7,7 +7,6 @@ tokens 4, of blocks 4; the tokens, 4 each; for each block start 4, end 4, length
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -21,7 +20,7 @@ import numpy as np
 
 from workers.engine.cache.prompt import Scope
 from workers.engine.cache.slots import SavedBlock, SavedConversation
-from workers.engine.disk.folder import CacheFolder, sync_folder
+from workers.engine.disk.folder import DISK_FULL, CacheFolder, sync_folder
 from workers.engine.disk.sealed import SEALED_OVERHEAD, CacheKeys, FileRefused, Kind, Label, SealedReader, write_sealed
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
@@ -180,7 +179,7 @@ def _translated(name: str, done: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in DISK_FULL:
             raise _out_of_reach(name, done, error) from None
         log.error("slots: %s can't be %s: %s", name, done, error.strerror)
         raise ConversationOverBound(

@@ -158,7 +158,7 @@ class ModelHashes:
     def _remembered(self) -> dict[str, tuple[str, str]]:
         try:
             return msgspec.json.decode(self._file.read_bytes(), type=dict[str, tuple[str, str]])
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError):  # msgspec's own, and UnicodeDecodeError
             return {}
 
     def _remember(self, path: Path, state: FileState, digest: str) -> None:

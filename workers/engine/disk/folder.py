@@ -8,6 +8,7 @@ that is missing was removed by another process.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import secrets
@@ -39,6 +40,14 @@ LEFT = ".left"
 ERASED = ".erased-"
 ERASE_TRIES = 20
 ERASE_WAIT_S = 0.05
+
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Error numbers of a disk that is full, or as full as this process may make it (`ulimit -f`)."""
+DISK_TROUBLE = DISK_FULL | {errno.EROFS, errno.EIO}
+"""Error numbers of a disk that takes no writes for a while. Workers serve all the same, without what they would keep
+there."""
+
+log = logging.getLogger(__name__)
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = re.compile(rf"[0-9a-f]{{{FOLDER_HEX}}}")
@@ -256,6 +265,9 @@ def open_private(path: Path) -> int:
         os.close(folder)
         raise
     except OSError as error:
+        if error.errno in DISK_TROUBLE:
+            log.warning("%s takes no files now (%s); what is there is used all the same", path, error.strerror)
+            return folder
         os.close(folder)
         raise CacheFolderUnusable(f"{path}: can't be written to ({error.strerror}); change its owner or mode") from None
     return folder

@@ -8,6 +8,7 @@ whole or not at all: it is written under another name, synced, and renamed. Layo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hmac
 import os
@@ -156,8 +157,9 @@ class SealedReader:
             raise FileRefused("its seal does not fit: damaged, forged, or of another secret")
 
     def touch(self) -> None:
-        """Set the file's time of last use to now."""
-        os.utime(self._file)
+        """Set the file's time of last use to now, unless the disk takes no writes: it is read all the same."""
+        with contextlib.suppress(OSError):
+            os.utime(self._file)
 
     def close(self) -> None:
         os.close(self._file)

@@ -29,6 +29,22 @@ class MediaSpans:
         self._is_there = threading.Event()
         """Set when an encoding is over."""
 
+    def want(self, sequence: Sequence, known: int) -> bool:
+        """Have the embeddings of spans made that end after the first `known` cells; return whether all are there."""
+        encoder, waits = self._encoder, False
+        if encoder is None:
+            return True
+        for number, span in enumerate(sequence.prompt.spans):
+            if span.end > known:
+                encoding = sequence.encodings.get(number)
+                if encoding is None:
+                    salt = sequence.request.asked.cache_salt
+                    encoding = encoder.want(sequence.team, salt, span.cells, self._arrived)
+                    sequence.encodings[number] = encoding
+                waits = waits or not encoding.is_over
+        sequence.encoding = waits
+        return not waits
+
     def may_enter(self, sequence: Sequence, cache: PrefixCache) -> bool:
         """Return whether all embeddings are there that a call needs now. If not, they are being made."""
         if not sequence.prompt.spans:
@@ -37,13 +53,13 @@ class MediaSpans:
             return False
         if self.failure(sequence) is not None:
             return False
-        return self._want(sequence, cache.lookup(sequence).num_known)
+        return self.want(sequence, cache.lookup(sequence).num_known)
 
     def look(self, running: list[Sequence]) -> None:
         """Find out which running calls have to wait for embeddings: what they found in the cache may be lost."""
         for sequence in running:
             if sequence.prompt.spans and not sequence.decoding:
-                self._want(sequence, sequence.num_cells)
+                self.want(sequence, sequence.num_cells)
 
     def failure(self, sequence: Sequence) -> Failure | None:
         """Return why embeddings of a call can't be had; None: they can."""
@@ -74,22 +90,6 @@ class MediaSpans:
             is_causal=span.cells.is_causal,
         )
         self._context.decode_embeddings(batch)
-
-    def _want(self, sequence: Sequence, known: int) -> bool:
-        """Have the embeddings of spans made that end after the first `known` cells; return whether all are there."""
-        encoder, waits = self._encoder, False
-        if encoder is None:
-            return True
-        for number, span in enumerate(sequence.prompt.spans):
-            if span.end > known:
-                encoding = sequence.encodings.get(number)
-                if encoding is None:
-                    salt = sequence.request.asked.cache_salt
-                    encoding = encoder.want(sequence.team, salt, span.cells, self._arrived)
-                    sequence.encodings[number] = encoding
-                waits = waits or not encoding.is_over
-        sequence.encoding = waits
-        return not waits
 
     def _arrived(self) -> None:
         self._is_there.set()

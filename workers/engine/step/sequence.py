@@ -103,10 +103,8 @@ class Sequence(CachedSequence):
         """Whether all of the call's tokens except the newest are in the cache."""
         self.encodings: dict[int, Encoding] = {}
         """Number of a span -> its embeddings, from when they are needed to the end of the call."""
-        self.read_at = 0.0
-        """Time at which cells of a picture or sound were last computed."""
-        self.encoding = False
-        """Whether the call waits for embeddings."""
+        self.encoding, self.read_at = False, 0.0
+        """`encoding`: the call waits for embeddings. `read_at`: time at which cells of a span were last computed."""
         self.drafts: Drafts | None = None
         """Guesses what comes next, for steps to compute beside the newest token; None: the answer is not drafted."""
         self.row = self.token = 0

@@ -21,9 +21,9 @@ from workers.engine.cache.report import CacheReport
 from workers.engine.cache.slots import SlotContents
 from workers.engine.counters import EngineCounters, Tally, TokenGaps
 from workers.engine.disk.link import DiskLink, DrainWriter
-from workers.engine.encoder import MediaEncoder
 from workers.engine.pace import MOVE_S, AnswerLengths, MovePace, PrefillPace
 from workers.engine.request import CallLeft, IntegrityError
+from workers.engine.step.health import MemoryProbe, Spoilage
 from workers.engine.step.media import MediaSpans
 from workers.engine.step.scheduler import SPARE_CELLS, Scheduler
 from workers.engine.step.sequence import NO_MEMORY, NOT_A_NUMBER, PENDING, Outcome, Pending, Sequence
@@ -45,22 +45,12 @@ from workers.llama.context import Context
 from workers.llama.memory import MemoryKind
 from workers.metrics.types import DECODE_S
 from workers.process.black_box import BlackBox
-from workers.process.limits import can_take
 from workers.protocol.events import CallEvent, Failed, Failure, FinishReason
 
 log = logging.getLogger("paddock.engine")
 
 MIN_PREFILL = 32
 
-CLEAN_WAIT_S = 1.0
-"""Seconds during which no call gets a slot after a call's logits were not numbers (NaN).
-
-Without flash attention, that call's cells spoil all running calls: they soon end too, and then the cache is cleared.
-With flash attention the other calls go on, and new calls have no reason to wait longer."""
-
-PROBE_EVERY_S, PROBE_CALM_S, STEP_BYTES = 0.02, 0.2, 16 << 20
-"""`PROBE_EVERY_S`: seconds between two checks whether `STEP_BYTES`, which a step may need, can still be allocated.
-`PROBE_CALM_S`: the same while steps repeat one plan: llama.cpp then needs no more memory than for the step before."""
 PENDING_S = 0.005
 """Maximum seconds that a step with nothing to compute waits for a call's mask. A new call may have to wait as long."""
 
@@ -84,15 +74,13 @@ class Stepper:
         n_ctx: int,
         ram_bytes: int,
         drafts: DraftSources,
-        encoder: MediaEncoder | None = None,
-        wake: Callable[[], None] = lambda: None,
+        media: MediaSpans,
     ) -> None:
         """`on_end(key)` is called when a call is over and its slot, cells and adapters are released.
 
         `disk(pace, by_range)` makes the link to the disk tier; `by_range`: it saves blocks of tokens, not whole states.
         `n_ctx`: maximum length of one conversation, tokens. `ram_bytes`: maximum memory for prefixes in RAM. `drafts`:
-        where drafts of answers come from. `encoder`: makes embeddings of pictures and sounds; None: calls have none.
-        `wake`: has this thread look again; any thread calls it."""
+        where drafts of answers come from."""
         self.events: list[CallEvent] = []
         """Events of the last steps; the caller takes them out."""
         self._context, self._n_ctx = context, n_ctx
@@ -119,7 +107,7 @@ class Stepper:
         self.slots = SlotContents(self._cache, self._scheduler.running, self._disk, num_slots=slots, n_ctx=n_ctx)
         self.cache_report = CacheReport(self._cache, self._disk)
         self._batch = context.new_batch()
-        self._media = MediaSpans(encoder, context, wake)
+        self._media = media
         self._adapter_turns: AdapterTurns[bytes] = AdapterTurns()
         self._can_pad = by_range
         self._layouts = BatchLayouts(fixed=context.on_gpu, can_pad=by_range)
@@ -129,13 +117,11 @@ class Stepper:
         self._num_decodes = self._num_busy = self._num_switches = 0
         self._decode_s = Tally(DECODE_S)
         self._gaps = TokenGaps()
-        self._decoded_at = self._probed_at = 0.0
-        self._probed_plan: Plan[Sequence] | None = None
+        self._decoded_at = 0.0
         self._pending: list[Sequence] = []
         """Calls whose next token is drawn, but whose mask could not say yet whether the token is allowed."""
         self._drain_writer: DrainWriter | None = None
-        self._spoiled, self._spoiled_at = False, 0.0
-        """time.monotonic() at which a call first had logits that were not numbers, since the cache was cleared."""
+        self._probe, self._spoilage = MemoryProbe(), Spoilage()
 
     @property
     def num_running(self) -> int:
@@ -202,8 +188,14 @@ class Stepper:
         """Add a new call."""
         self._scheduler.join(sequence)
         self.speculator.join(sequence)
-        self._media.may_enter(sequence, self._cache)
+        if sequence.prompt.spans:
+            self._media.want(sequence, self._num_kept(sequence))
         self._black_box.began(sequence.key, sequence.request.label)
+
+    def _num_kept(self, sequence: Sequence) -> int:
+        """Return how many of a call's tokens are in memory or on disk."""
+        known = self._cache.lookup(sequence).num_known
+        return known if self._disk is None else self._disk.num_known(sequence.path(), known, sequence.num_known - 1)
 
     def drop(self, key: int) -> None:
         """Remove a call that was cancelled, without an event; unknown keys are ignored."""
@@ -226,7 +218,7 @@ class Stepper:
         if self._pending:
             self._resume()
         plan = self._schedule()
-        if not self._has_memory(plan):
+        if not self._probe.has_memory(plan):
             for sequence in tuple(self._scheduler.running):
                 self._fail(sequence, NO_MEMORY)
             return
@@ -247,15 +239,6 @@ class Stepper:
             self._media.wait(PENDING_S)
         elif self._pending and (is_ready := self._pending[0].pending) is not None:
             is_ready(PENDING_S)
-
-    def _has_memory(self, plan: Plan[Sequence]) -> bool:
-        """Return whether there is memory for a step. Without it, llama.cpp would end the process."""
-        now = time.perf_counter()
-        every_s = PROBE_CALM_S if plan is self._probed_plan else PROBE_EVERY_S
-        if now - self._probed_at < every_s:
-            return True
-        self._probed_at, self._probed_plan = now, plan
-        return can_take(STEP_BYTES)
 
     def end_all(self, failure: Failure) -> None:
         for sequence in (*self._scheduler.running, *self._scheduler.waiting):
@@ -295,7 +278,7 @@ class Stepper:
     def _schedule(self) -> Plan[Sequence]:
         """Admit calls that fit, then decide what this step computes."""
         scheduler = self._scheduler
-        if self._spoiled and not scheduler.running:
+        if self._spoilage.is_noted and not scheduler.running:
             self._clean()
         plan = scheduler.calm_plan()
         if plan is None:
@@ -326,7 +309,7 @@ class Stepper:
         """Clear the cache: without flash attention, a cell with a NaN spoils all sequences, even a free cell."""
         log.error("a call ended because its logits were not numbers; all cached prompts are forgotten")
         self._cache.forget_all()
-        self._spoiled = False
+        self._spoilage.clear()
 
     def _parts(self, plan: Plan[Sequence]) -> Iterable[Plan[Sequence]]:
         """Cut a step into batches that llama.cpp can compute: with a sliding window, at most `n_ubatch` tokens each."""
@@ -528,7 +511,7 @@ class Stepper:
         Each token is drawn from the logits after the tokens before it, so the answer is the same as without a draft."""
         sequence, num_accepted, num_kept = one.sequence, 0, 0
         if not self._context.is_number(sequence.row + len(one.draft), 0):
-            self._note_spoiled()  # by cells of a guess perhaps, so that the call may go on
+            self._spoilage.note()  # by cells of a guess perhaps, so that the call may go on
         for token in one.draft:
             if isinstance(outcome, Failure | Pending) or sequence.token != token:
                 break
@@ -575,14 +558,9 @@ class Stepper:
 
     def _fail(self, sequence: Sequence, failure: Failure) -> None:
         if failure is NOT_A_NUMBER:
-            self._note_spoiled()
+            self._spoilage.note()
         self._forget(sequence, keep=failure is not NOT_A_NUMBER)
         self.events.append(Failed(sequence.key, failure))
-
-    def _note_spoiled(self) -> None:
-        """Note that cells hold what is not a number; they are forgotten once nothing runs."""
-        if not self._spoiled:
-            self._spoiled, self._spoiled_at = True, time.monotonic()
 
     def _forget(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Release everything that the call holds. `keep`: its prefix stays in the cache for later calls."""
@@ -600,7 +578,7 @@ class Stepper:
         self._on_end(sequence.key)
 
     def _may_enter(self, sequence: Sequence) -> bool:
-        if self._spoiled and time.monotonic() - self._spoiled_at < CLEAN_WAIT_S:
+        if self._spoilage.is_fresh:
             return False
         if self._disk is not None and not self._disk.may_enter(sequence, self._cache):
             return False

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from msgspec.structs import asdict, replace
 
 from workers.chat.answers import Answers
-from workers.chat.prompts import Prompts, is_quick, text_chars
+from workers.chat.prompts import Prompts, Seen, is_quick, text_chars
 from workers.chat.tools import Parser
 from workers.constraint.thought import Thought, thought_before
 from workers.engine.cache.prompt import Prompt, Span
@@ -91,6 +91,7 @@ class GenerateCalls:
         prompts: Prompts,
         life: Lifecycle,
         lane: FairLane,
+        media: FairLane,
         *,
         defaults: Sampling,
         constraints: Constraints,
@@ -98,15 +99,16 @@ class GenerateCalls:
         adverts: PrefixAdverts,
         adapter_hashes: Callable[[], Mapping[str, str]],
     ) -> None:
-        """`lane`: threads for prompts that take longer than an instant. `defaults`: sampling parameters where a caller
-        sets none. `adapter_hashes` returns adapter -> hash of its contents; any thread may call it."""
+        """`lane`: threads for prompts that take longer than an instant; `media`: for pictures and sounds. `defaults`:
+        sampling parameters where a caller sets none. `adapter_hashes` returns adapter -> hash of its contents; any
+        thread may call it."""
         self.idle, self.rates, self.end_all = calls.idle, calls.rates, delivery.end_all
         self._engine = engine
         self._calls = calls
         self._hub = hub
         self._prompts = prompts
         self._life = life
-        self._lane = lane
+        self._lane, self._media_lane = lane, media
         self._constraints = constraints
         self._answers = answers
         self._adverts = adverts
@@ -160,6 +162,9 @@ class GenerateCalls:
         )
         try:
             prompt, num_public, chain, thought, parser, prediction = await self._prompt(call, submit)
+            # Some megabytes, which nobody needs any more.
+            request = replace(request, media=()) if request.media else request
+            submit = replace(submit, request=request)
             mask = await self._mask(call, submit, thought)
             sampling, begun = self._sampling(request.sampling), Begun(len(prompt))
             if "settings" in request.tell:
@@ -171,7 +176,8 @@ class GenerateCalls:
             call.parser = parser
             if request.cache_prompt:
                 call.adverts = CallAdverts(self._adverts, key, request, chain, len(prompt))
-                self.rates.accepted(call.adverts.num_bytes, len(prompt))
+                if not prompt.spans:  # what stands for a picture in heads has other bytes than a text of its cells
+                    self.rates.accepted(call.adverts.num_bytes, len(prompt))
             engine_request = self._engine_request(key, prompt, num_public, prediction, mask, sampling, submit)
             await self._hand_over(call, engine_request, submit)
             outcome = begun
@@ -261,9 +267,17 @@ class GenerateCalls:
     async def _prompt(self, call: LiveCall, submit: Submit) -> _Reading:
         """Return what is read of the call's request. Raises CallFailed."""
         if is_quick(submit.request):
-            return self._read(submit)
-        work = self._lane.run(submit.tenant, text_chars(submit.request), self._read, submit)
+            return self._read(submit, ())
+        seen = await self._prepared(call, submit, self._seen(submit)) if submit.request.media else ()
+        work = self._lane.run(submit.tenant, text_chars(submit.request), self._read, submit, seen)
         return await self._prepared(call, submit, work)
+
+    async def _seen(self, submit: Submit) -> Sequence[Seen]:
+        """Return what the model reads of the request's media. Raises CallFailed."""
+        return [
+            await self._media_lane.run(submit.tenant, len(one.data), self._prompts.see, one)
+            for one in submit.request.media
+        ]
 
     async def _prepared(self, call: LiveCall, submit: Submit, work: Coroutine[None, None, Result]) -> Result:
         """Return the result of `work`, done by a `FairLane` for the call. Raises CallFailed if the call is given up."""
@@ -282,9 +296,9 @@ class GenerateCalls:
             call.preparing = None
             del task  # an error refers to this frame, the task to the error: a cycle with the whole prompt
 
-    def _read(self, submit: Submit) -> _Reading:
+    def _read(self, submit: Submit, seen: Sequence[Seen]) -> _Reading:
         request = submit.request
-        prompt = self._prompts.fitting(request)
+        prompt = self._prompts.fitting(request, seen)
         tokens = prompt.tokens
         if 0 < request.prompt_probs < len(tokens):
             message = (

@@ -226,6 +226,16 @@ def prompt_lane() -> FairLane:
     return FairLane("tokenising", at_once=prompts_at_once())
 
 
+MEDIA_AT_ONCE = 2
+"""Number of threads on which pictures and sounds are read, each of which waits for a helper process most of its time
+(`workers.media.decoder`). They are read one by one, and teams take turns with each."""
+
+
+def media_lane() -> FairLane:
+    """Return the lane in which a worker reads pictures and sounds."""
+    return FairLane("reading its pictures or sounds", at_once=MEDIA_AT_ONCE)
+
+
 def form_lane() -> FairLane:
     """Return the lane in which a worker compiles forms, and makes samplers that take longer than an instant."""
     return FairLane("making its form or sampler", at_once=FORMS_AT_ONCE, stack_bytes=FORM_STACK_BYTES)

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from workers.chat.prompts import SHORT_CHARS, Prompts
+from workers.chat.prompts import SHORT_CHARS, Prompts, Seen
 from workers.protocol.events import HTTP_STATUS, CallFailed, Failure, FailureCode
-from workers.protocol.framing import json_parts
+from workers.protocol.framing import marked_parts
 from workers.protocol.queries import (
     DETOKENIZE_PATH,
     MAX_PIECES,
@@ -39,6 +39,7 @@ from workers.protocol.queries import (
     decode_tokenize,
     packed,
 )
+from workers.protocol.requests import Medium
 from workers.service.calls.lanes import FairLane
 from workers.service.routes.bodies import (
     INLINE_BYTES,
@@ -96,11 +97,16 @@ class Texts:
                 raise CallFailed(Failure(FailureCode.INVALID_REQUEST, message, "tokens"))
         return Detokenized(content=self._text(asked.tokens, "tokens"))
 
-    def render(self, asked: Render) -> Rendered:
+    def see(self, medium: Medium) -> Seen:
+        """Return what the model reads of a picture or sound."""
+        return self._prompts.see(medium)
+
+    def render(self, asked: Render, seen: Sequence[Seen] = ()) -> Rendered:
+        """Return the request as the model reads it. `seen`: what `see` returned for each of its media."""
         request = asked.request
         if not asked.count and request.infill is None and request.prompt is None and request.messages:
             return Rendered(prompt=self._shown(self._prompts.text(request)))
-        prompt = self._prompts.prompt(request)
+        prompt = self._prompts.prompt(request, seen)
         text = None
         if asked.text:
             text = request.prompt if isinstance(request.prompt, str) else self._shown(prompt.text)
@@ -130,6 +136,12 @@ class Texts:
         return b"".join(pieces).decode("utf-8", "replace")
 
 
+def _answer(message: Any) -> Response:
+    """Return the response with a message. It is encoded in parts, between which the event loop runs: megabytes of line
+    ends took 60 ms in one call."""
+    return Response(b"".join(marked_parts(message)), media_type="application/json")
+
+
 async def _team_of(request: Request, body: bytes) -> str:
     """Return the team that asks. Raises CallFailed."""
     told = request.headers.get(TEAM_HEADER)
@@ -141,10 +153,12 @@ async def _team_of(request: Request, body: bytes) -> str:
 
 
 class TextRoutes:
-    def __init__(self, texts: Texts, props: Props, lane: FairLane) -> None:
+    def __init__(self, texts: Texts, props: Props, lane: FairLane, media: FairLane) -> None:
+        """`lane`: threads for texts; `media`: for pictures and sounds."""
         self._texts = texts
         self._props = encode(props)
         self._lane = lane
+        self._media_lane = media
 
     def routes(self) -> list[Route]:
         return [
@@ -161,7 +175,29 @@ class TextRoutes:
         return await self._respond(request, MAX_TEXT_BYTES, decode_detokenize, self._texts.detokenize)
 
     async def render(self, request: Request) -> Response:
-        return await self._respond(request, MAX_RENDER_BYTES, decode_render, self._texts.render, renders=True)
+        """Answer with a request as the model would read it. Its media are read one by one, in turns with others."""
+
+        def respond(body: bytes) -> Response | Render:
+            asked = decoded(decode_render, body)
+            return asked if asked.request.media and asked.count else _answer(self._texts.render(asked))
+
+        async def rendered(body: bytes, team: str) -> Response:
+            found = await self._lane.run(team, len(body), respond, body)
+            if isinstance(found, Response):
+                return found
+            seen = [
+                await self._media_lane.run(team, len(one.data), self._texts.see, one) for one in found.request.media
+            ]
+            return _answer(await self._lane.run(team, len(body), self._texts.render, found, seen))
+
+        try:
+            body = await read_body(request, MAX_RENDER_BYTES)
+            team = await _team_of(request, body)
+            return await while_peer_stays(request.receive, rendered(body, team))
+        except PeerGone:
+            return Response(status_code=HTTP_STATUS[FailureCode.WORKER_LOST])
+        except CallFailed as failed:
+            return refusal(failed.failure)
 
     async def props(self, request: Request) -> Response:
         return Response(self._props, media_type="application/json")
@@ -172,16 +208,13 @@ class TextRoutes:
         max_bytes: int,
         decode: Callable[[bytes], Any],
         compute: Callable[[Any], Any],
-        *,
-        renders: bool = False,
     ) -> Response:
         def respond(body: bytes) -> Response:
-            # In parts, between which the event loop runs: megabytes of line ends took 60 ms in one call.
-            return Response(b"".join(json_parts(compute(decoded(decode, body)))), media_type="application/json")
+            return _answer(compute(decoded(decode, body)))
 
         try:
             body = await read_body(request, max_bytes)
-            if len(body) <= SHORT_BYTES and not renders:
+            if len(body) <= SHORT_BYTES:
                 return respond(body)
             team = await _team_of(request, body)
             return await while_peer_stays(request.receive, self._lane.run(team, len(body), respond, body))

@@ -184,7 +184,7 @@ class Connection:
         # A key may have been withdrawn since the handshake.
         principal = shared.access.authenticate(self._scope)
         request_log.asked_by(principal)
-        read = partial(draft_of_message, message, request_log.ignored, shared.calls.intake.media.medium)
+        read = partial(draft_of_message, message, request_log.ignored, body.attachments)
         draft = await body.run_aside(message.num_bytes, read)
         asked, call = await shared.preparation.prepare(
             draft, self._responses, body, principal, request_log, self._scope

@@ -19,7 +19,7 @@ from gateway.api.dialect import ErrorShape
 from gateway.api.http.sockets import Socket
 from gateway.api.http.streaming import END, Written, whole_events
 from gateway.api.intake.body import read_object
-from gateway.api.media.attachments import DEFAULT_MAX_BYTES, Attachments
+from gateway.api.media.attachments import Attachments
 from gateway.api.parameters.base import quote
 from gateway.api.responses.request import Draft, draft_of
 from gateway.errors import InvalidRequest, PaddockError, StreamLimit, UnsupportedParameter
@@ -62,9 +62,9 @@ def read_message(raw: bytes) -> Create:
     return Create(document, stream_id or "", len(raw))
 
 
-def draft_of_message(message: Create, ignored: Ignored, max_medium_bytes: int = DEFAULT_MAX_BYTES) -> Draft:
-    """Read the request of a message; `ignored` notes the parameters that have no effect. `max_medium_bytes`: maximum
-    bytes of a picture or sound.
+def draft_of_message(message: Create, ignored: Ignored, attachments: Attachments | None = None) -> Draft:
+    """Read the request of a message; `ignored` notes the parameters that have no effect. `attachments`: holds the
+    limits of its files.
 
     Raises InvalidRequest, UnsupportedParameter or NotSupported, each naming the parameter by its path."""
     document = dict(message.document)
@@ -75,7 +75,7 @@ def draft_of_message(message: Create, ignored: Ignored, max_medium_bytes: int = 
         text = "`background` is not for WebSocket. Send the request to `POST /v1/responses`."
         raise UnsupportedParameter(text, param="background")
     document["stream"] = True
-    attachments, num_bytes = Attachments(max_bytes=max_medium_bytes), message.num_bytes
+    num_bytes = message.num_bytes
     draft = draft_of(document, ignored, attachments, generates=generates is not False, num_bytes=num_bytes)
     return replace(draft, is_remembered=True)
 

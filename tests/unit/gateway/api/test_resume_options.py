@@ -16,7 +16,7 @@ from gateway.api.intake.intake import Intake
 from gateway.api.intake.memory_budget import MemoryBudget
 from gateway.api.request_headers import read_resume_options
 from gateway.call import Principal
-from tests.support.media_files import data_url, picture
+from tests.support.sent_media import data_url, picture
 
 SCOPE: Scope = {
     "type": "http",

@@ -19,8 +19,8 @@ from gateway.client import (
     sound_part,
 )
 from gateway.client.answers import FunctionCall, ToolCall
-from tests.support.media_files import MP3, PNG, base64_of, data_url
 from tests.support.scripted_server import ScriptedServer
+from tests.support.sent_media import MP3, PNG, base64_of, data_url
 from tests.unit.gateway.client.conftest import KEY
 
 TIMINGS = {

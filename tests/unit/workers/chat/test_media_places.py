@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from workers.chat.media_places import cut, marked, new_marker, with_markers
-from workers.chat.prompts import Prompts
+from workers.chat.prompts import Prompt, Prompts
 from workers.chat.template import ChatTemplate
 from workers.llama.media.parts import MediaChunk
 from workers.protocol.events import CallFailed, FailureCode
@@ -42,6 +42,11 @@ def prompts(template: str) -> Prompts:
     return Prompts(ChatTemplate(template), codes, num_tokens=0x110000, media=codes)
 
 
+def read(template: str, request: GenerateRequest) -> Prompt:
+    one = prompts(template)
+    return one.prompt(request, [one.see(medium) for medium in request.media])
+
+
 def test_each_stands_where_its_caller_put_it() -> None:
     request = seeing(
         Message("system", "look"),
@@ -50,7 +55,7 @@ def test_each_stands_where_its_caller_put_it() -> None:
         Message("user", None, media=(0,)),
         names="ABCD",
     )
-    made = prompts(CHAT).prompt(request)
+    made = read(CHAT, request)
     assert text_of(made.tokens) == "^<system>look\n<user>[A]a[B]b[C]\n<assistant>c\n<user>[D]\n<assistant>"
     assert made.text is not None
     assert made.text.count("<__media__>") == 4
@@ -59,14 +64,14 @@ def test_each_stands_where_its_caller_put_it() -> None:
 
 def test_texts_that_look_like_markers_are_texts() -> None:
     request = seeing(Message("user", "<__media__>media0", media=(11,)), names="A")
-    made = prompts(CHAT).prompt(request)
+    made = read(CHAT, request)
     assert text_of(made.tokens) == "^<user><__media__>[A]media0\n<assistant>"
     assert new_marker() != new_marker()
     assert new_marker().isalnum()
 
 
 def test_a_template_may_write_texts_as_json() -> None:
-    made = prompts(AS_JSON).prompt(seeing(Message("user", 'a"b', media=(2,)), names="A"))
+    made = read(AS_JSON, seeing(Message("user", 'a"b', media=(2,)), names="A"))
     assert text_of(made.tokens) == '^"a\\"[A]b"'
 
 
@@ -74,13 +79,13 @@ def test_a_template_may_write_texts_as_json() -> None:
 def test_a_template_that_leaves_some_out_or_repeats_them_is_refused(template: str) -> None:
     request = seeing(Message("user", "a", media=(0,)), Message("user", "b"), names="A")
     with pytest.raises(CallFailed, match=r"chat template shows [02] of 1 pictures and sounds") as refused:
-        prompts(template).prompt(request)
+        read(template, request)
     assert refused.value.failure.code is FailureCode.INVALID_REQUEST
 
 
 def test_a_prompt_without_a_template() -> None:
     request = GenerateRequest(prompt="see this", media=(Medium("sound", b"A"),), prompt_media=(4,))
-    made = prompts(CHAT).prompt(request)
+    made = read(CHAT, request)
     assert (text_of(made.tokens), made.text) == ("^see [A]this", None)
 
 
@@ -94,5 +99,5 @@ def test_as_many_places_as_media() -> None:
 
 def test_a_model_that_reads_text_only_says_so() -> None:
     with pytest.raises(CallFailed, match="reads text only") as refused:
-        Prompts(ChatTemplate(CHAT), Codes()).prompt(seeing(Message("user", "a", media=(0,)), names="A"))
+        Prompts(ChatTemplate(CHAT), Codes()).see(Medium("picture", b"A"))
     assert refused.value.failure.code is FailureCode.UNSUPPORTED

@@ -277,7 +277,7 @@ def test_in_a_folder_that_is_gone_nothing_is_saved_and_no_file_is_found(
     assert "there is no such file" in refusal(kept)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO])
 def test_a_full_disk_is_told_apart_from_a_broken_one(
     kept: ConversationFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
@@ -285,7 +285,7 @@ def test_a_full_disk_is_told_apart_from_a_broken_one(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "writev", fail)
-    is_full = number in (errno.ENOSPC, errno.EDQUOT)
+    is_full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     with pytest.raises(ConversationOverBound if is_full else ConversationsOutOfReach) as caught:
         kept.write("chat", TEAM, FINGERPRINT, SAVED)
     assert ("the disk with the saved slots is full" in str(caught.value)) == is_full

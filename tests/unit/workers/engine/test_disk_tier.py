@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.small_disk import needs_disks, read_only, small_disk
 from tests.unit.workers.engine.disk_support import (
     FINGERPRINT,
     KEYS,
@@ -46,6 +47,21 @@ def test_blocks_survive_a_restart(tmp_path: Path) -> None:
         assert one.stats.read_bytes_per_s > 0
         assert one.stats.num_read == 7
         assert one.stats.write_bytes_per_s == 0
+
+
+@needs_disks
+def test_a_folder_that_is_only_read_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    wanted, contents = names(3), states(3)
+    with small_disk(tmp_path / "disk", 4) as disk:
+        with tier(disk / "cache") as one:
+            store(one, wanted[:2], contents[:2])
+        with read_only(disk), tier(disk / "cache") as one:
+            assert fetched(one, wanted[:2]) == contents[:2]
+            assert one.num_known(wanted) == 2
+            one.put(wanted[2], contents[2])
+            until(lambda: "can't be written: Read-only file system" in caplog.text)
+        assert "takes no files now (Read-only file system)" in caplog.text
+        assert "can't be read" not in caplog.text
 
 
 def test_what_lies_where_and_who_may_read_it(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_a_model_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> Non
         ModelHashes(tmp_path / "hashes.json").digest([model], stop=meddle)
 
 
-@pytest.mark.parametrize("contents", [b"", b"[]", b'{"a": 1}', b"\xff\xfe", b'{"m": ["x"]}'])
+@pytest.mark.parametrize("contents", [b"", b"[]", b'{"a": 1}', b"\xff\xfe", b'{"m": ["x"]}', b'{"m": ["x", "\xff"]}'])
 def test_a_damaged_memory_only_costs_time(tmp_path: Path, contents: bytes) -> None:
     model, memory = tmp_path / "m.gguf", tmp_path / "hashes.json"
     model.write_bytes(b"x")

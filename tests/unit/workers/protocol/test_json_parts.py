@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import msgspec
 import pytest
 
 from tests.support.tools import json_of, tool_of
-from workers.protocol.framing import PART_CHARS, base64_parts, is_long, json_parts, struct_parts
+from workers.protocol.framing import PART_CHARS, base64_parts, is_long, json_parts, marked_parts, struct_parts
 from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.queries import Tokenized
 from workers.protocol.requests import GenerateRequest, Message, Submit
@@ -43,7 +44,7 @@ LONGER = [
 @pytest.mark.parametrize("message", SHORT, ids=lambda message: type(message).__name__)
 def test_a_short_one_is_one_part(message: Any) -> None:
     assert not is_long(message)
-    assert list(json_parts(message)) == [msgspec.json.encode(message)]
+    assert list(json_parts(message)) == list(marked_parts(message)) == [msgspec.json.encode(message)]
 
 
 @pytest.mark.parametrize("message", LONGER, ids=lambda message: type(message).__name__)
@@ -51,6 +52,9 @@ def test_a_long_one_is_the_same_in_parts(message: Any) -> None:
     assert is_long(message)
     parts = list(json_parts(message))
     assert b"".join(parts) == msgspec.json.encode(message)
+    marked = b"".join(marked_parts(message))
+    assert marked[:1] + marked[-1:] == b"\n\r"
+    assert re.sub(rb"[\n\r\t]", b"", marked) == msgspec.json.encode(message)
     assert len(parts) > 1
     assert max(map(len, parts)) < 8 * PART_CHARS, "a character may be six in JSON"
 

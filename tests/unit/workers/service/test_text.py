@@ -43,7 +43,7 @@ from workers.protocol.queries import (
     decode_tokenized,
 )
 from workers.protocol.requests import GenerateRequest, Infill, Message
-from workers.service.calls.lanes import FairLane, prompt_lane
+from workers.service.calls.lanes import FairLane, media_lane, prompt_lane
 from workers.service.routes import text
 from workers.service.routes.app import Guard, WorkerAccess
 from workers.service.routes.bodies import INLINE_BYTES
@@ -67,7 +67,7 @@ async def client(vocab: Vocab) -> AsyncIterator[httpx2.AsyncClient]:
     prompts = Prompts(template, vocab, bos_text=begin, num_tokens=vocab.num_tokens)
     props = MESSAGES["props.json"]
     assert isinstance(props, Props)
-    routes = TextRoutes(Texts(vocab, prompts, bos_text=begin), props, prompt_lane()).routes()
+    routes = TextRoutes(Texts(vocab, prompts, bos_text=begin), props, prompt_lane(), media_lane()).routes()
     app = Starlette(routes=routes, middleware=[Middleware(Guard, access=WorkerAccess("s", "w", "boot"))])
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(

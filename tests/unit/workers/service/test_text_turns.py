@@ -18,7 +18,7 @@ from workers.chat.template import ChatTemplate
 from workers.protocol.events import CallFailed
 from workers.protocol.queries import TOKENIZE_PATH, Props, Tokenize
 from workers.protocol.requests import Cancel
-from workers.service.calls.lanes import prompt_lane
+from workers.service.calls.lanes import media_lane, prompt_lane
 from workers.service.calls.live_calls import Begun
 from workers.service.routes.text import SHORT_BYTES, TextRoutes, Texts
 
@@ -91,7 +91,7 @@ def routes(slow: SlowTokenizer) -> Any:
     props = MESSAGES["props.json"]
     assert isinstance(props, Props)
     texts = Texts(slow, Prompts(ChatTemplate(None), slow, num_tokens=10))
-    return TextRoutes(texts, props, prompt_lane()).routes()[0].app
+    return TextRoutes(texts, props, prompt_lane(), media_lane()).routes()[0].app
 
 
 async def test_a_crowd_of_slow_texts_does_not_hold_up_another_team(slow: SlowTokenizer) -> None:

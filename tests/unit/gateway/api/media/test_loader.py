@@ -148,3 +148,12 @@ async def test_a_link_to_a_sound_needs_a_model_that_hears() -> None:
     asked, call = (asking(link(0, is_document=True)),), replace(CALL, fallbacks=())
     with pytest.raises(NotSupported, match="is a sound"):
         await loader(Files(Fetched(WAV, "")), pool=(SEES,)).load(call, asked, lambda _: None)
+
+
+async def test_fetched_documents_are_no_longer_than_other_texts() -> None:
+    files = Files(Fetched(b"x" * 600, "text/plain"), Fetched(b"x" * 600, "text/plain"))
+    media = (link(0, is_document=True), link(1, is_document=True))
+    for asked, most in ((asking(*media[:1]), 599), (asking(*media), 1000)):
+        small = MediaLoader(cast(Any, None), cast(Any, files), max_text_chars=most)
+        with pytest.raises(InvalidRequest, match="PADDOCK_MAX_BODY_BYTES"):
+            await small.load(CALL, (asked,), lambda _: None)

@@ -343,3 +343,28 @@ def test_counting_reads_media_as_well() -> None:
     assert len(read_chat_prompt(body, Ignored(), Attachments())[1].media) == 1
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [IMAGE]}]}).encode()
     assert len(read_prompt(body, Ignored())[1].media) == 1
+
+
+def test_documents_are_no_longer_than_other_texts() -> None:
+    """A body may be long because of pictures; a text in base64 is a text all the same."""
+    document = file(b"x" * 600, "t.txt")
+    for parts, fits in (([document], True), ([document, document], False)):
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": parts}]}).encode()
+        items = [{"type": "input_file", "filename": "t.txt", "file_data": base64_of(b"x" * 600)} for _ in parts]
+        given = json.dumps({"model": "m", "input": [{"role": "user", "content": items}]}).encode()
+        reads: tuple[Callable[[], object], ...] = (
+            partial(read_chat, body, None, Attachments(max_text_chars=1000)),
+            read_draft(given, None, Attachments(max_text_chars=1000)).resolved({}).complete,
+        )
+        for read in reads:
+            if fits:
+                read()
+            else:
+                with pytest.raises(InvalidRequest, match="PADDOCK_MAX_BODY_BYTES"):
+                    read()
+
+
+def test_schemes_are_read_in_any_case() -> None:
+    url = data_url(PNG)
+    assert chat({"type": "image_url", "image_url": url.replace("data:", "DATA:", 1)}).media[0].data == PNG
+    assert isinstance(chat({"type": "image_url", "image_url": "HTTPS://h/a.png"}).media[0], LinkedMedium)

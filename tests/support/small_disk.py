@@ -1,0 +1,60 @@
+"""A true file system of a few MiB, which can be filled and made read-only. Needs root."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+needs_disks = pytest.mark.skipif(
+    sys.platform != "linux"
+    or os.geteuid() != 0
+    or subprocess.run(("unshare", "-m", "true"), check=False).returncode != 0,
+    reason="needs root, to mount file systems",
+)
+
+
+def _do(*command: object) -> None:
+    subprocess.run([str(part) for part in command], check=True, capture_output=True)
+
+
+@contextmanager
+def small_disk(folder: Path, mib: int) -> Iterator[Path]:
+    """Mount a file system of `mib` MiB at a new folder, meanwhile."""
+    folder.mkdir()
+    _do("mount", "-t", "tmpfs", "-o", f"size={mib}m", "none", folder)
+    try:
+        yield folder
+    finally:
+        _do("umount", "-l", folder)
+
+
+@contextmanager
+def filled(disk: Path) -> Iterator[None]:
+    """Leave no room on a file system, meanwhile."""
+    filler = disk / "filler"
+    with filler.open("ab", buffering=0) as file:
+        try:
+            while file.write(bytes(1 << 16)):
+                pass
+        except OSError:
+            yield
+        finally:
+            filler.unlink()
+
+
+@contextmanager
+def read_only(disk: Path) -> Iterator[None]:
+    """Let nobody open a file for writing, make one or remove one on a file system, meanwhile. Files that are open
+    already take what is written."""
+    _do("mount", "--bind", disk, disk)
+    try:
+        _do("mount", "-o", "remount,bind,ro", disk)
+        yield
+    finally:
+        _do("umount", "-l", disk)

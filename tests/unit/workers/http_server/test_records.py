@@ -1,0 +1,182 @@
+"""TLS records are decrypted in turns, however small they are, by either event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import uvloop
+
+from tests.support.tls_proxy import Certificates, make_certificates
+from tests.support.waiting import until
+from workers.http_server.acceptor import Acceptor
+from workers.http_server.connections import Closable, ConnectionBounds, Connections
+from workers.http_server.tls import Tls, TlsFiles
+
+MANY, NUM_PEERS = 10_000, 8
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs a coroutine on one kind of event loop."""
+
+    def run_on(work: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(work)
+
+    return run_on
+
+
+class Heard(asyncio.Protocol):
+    """A connection that notes what comes."""
+
+    handshake: Closable | None = None
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.turns: list[int] = []
+        """The turn of the event loop in which each came."""
+        self.turn: Callable[[], int] = lambda: 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.pieces.append(data)
+        self.turns.append(self.turn())
+
+
+@contextmanager
+def accepting(certificates: Certificates, made: list[Heard]) -> Iterator[int]:
+    def new() -> Heard:
+        made.append(Heard())
+        return made[-1]
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        tls = Tls(TlsFiles(certificates.server, certificates.server_key))
+        running = Acceptor(listener, Connections(ConnectionBounds.of(1024)), new, None, tls)
+        running.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            running.close()
+
+
+class Talker:
+    """A peer that encrypts what it sends beforehand."""
+
+    def __init__(self, certificates: Certificates, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = ssl.create_default_context(cafile=str(certificates.ca))
+        self._tls = context.wrap_bio(self._in, self._out, server_hostname="127.0.0.1")
+
+    def shake_hands(self) -> None:
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self.socket.sendall(self._out.read())
+                self._in.write(self.socket.recv(1 << 16))
+            else:
+                self.socket.sendall(self._out.read())
+                return
+
+    def records(self, *contents: bytes) -> bytes:
+        for content in contents:
+            self._tls.write(content)
+        return self._out.read()
+
+
+def test_records_of_a_byte_are_decrypted_over_many_turns(certificates: Certificates, run: Run) -> None:
+    """450 KB of them held the event loop for 0.2 s, and eight connections with as many for 1.3 s, without a key."""
+
+    async def flood() -> None:
+        made, wanted = list[Heard](), bytes(number % 256 for number in range(MANY))
+        with accepting(certificates, made) as port, ExitStack() as held:
+            talkers = [Talker(certificates, port) for _ in range(NUM_PEERS)]
+            for talker in talkers:
+                held.enter_context(talker.socket)
+            await asyncio.gather(*(asyncio.to_thread(talker.shake_hands) for talker in talkers))
+            await until(lambda: len(made) == NUM_PEERS, 10.0, "all are there")
+            turn = 0
+
+            async def count_turns() -> None:
+                nonlocal turn
+                while True:
+                    turn += 1
+                    await asyncio.sleep(0)
+
+            for one in made:
+                one.turn = lambda: turn
+            counting = asyncio.create_task(count_turns())
+            sent = [talker.records(*(bytes([byte]) for byte in wanted)) for talker in talkers]
+            await asyncio.gather(
+                *(asyncio.to_thread(talker.socket.sendall, text) for talker, text in zip(talkers, sent, strict=True))
+            )
+            await until(lambda: all(sum(map(len, one.pieces)) == MANY for one in made), 30.0, "all is read")
+            counting.cancel()
+        assert all(b"".join(one.pieces) == wanted for one in made)
+        in_turn: dict[int, int] = {}
+        for one in made:
+            for number, piece in zip(one.turns, one.pieces, strict=True):
+                in_turn[number] = in_turn.get(number, 0) + len(piece)
+        assert max(in_turn.values()) < MANY // 2, "as many records are decrypted in one turn"
+
+    run(flood())
+
+
+def test_a_peer_may_not_shake_hands_again(certificates: Certificates) -> None:
+    assert TlsFiles(certificates.server, certificates.server_key).context().options & ssl.OP_NO_RENEGOTIATION
+
+
+def test_large_records_are_decrypted_in_large_pieces(certificates: Certificates, run: Run) -> None:
+    async def send() -> None:
+        made, wanted = list[Heard](), bytes(8 << 20)
+        with accepting(certificates, made) as port:
+            talker = Talker(certificates, port)
+            with talker.socket:
+                await asyncio.to_thread(talker.shake_hands)
+                await until(lambda: len(made) == 1, 10.0, "it is there")
+                text = talker.records(*(wanted[:16384] for _ in range(512)))
+                await asyncio.to_thread(talker.socket.sendall, text)
+                await until(lambda: sum(map(len, made[0].pieces)) == len(wanted), 30.0, "all is read")
+        assert len(made[0].pieces) < 1500
+
+    run(send())
+
+
+def test_a_connection_reads_when_its_protocol_wants_more(certificates: Certificates, run: Run) -> None:
+    async def hold() -> None:
+        made = list[Heard]()
+        with accepting(certificates, made) as port:
+            talker = Talker(certificates, port)
+            with talker.socket:
+                await asyncio.to_thread(talker.shake_hands)
+                await until(lambda: len(made) == 1, 10.0, "it is there")
+                first, second = made[0], Heard()
+                assert first.transport.is_reading()
+                first.transport.pause_reading()
+                assert not first.transport.is_reading()
+                talker.socket.sendall(talker.records(b"abc"))
+                await asyncio.sleep(0.1)
+                assert not first.pieces
+                first.transport.set_protocol(second)
+                assert first.transport.get_protocol() is second
+                first.transport.resume_reading()
+                await until(lambda: second.pieces == [b"abc"], 5.0, "the new one reads it")
+
+    run(hold())
