@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ CTX = 4096
 SLOW_SIZES = Sizes(width=384, n_head=6, n_ff=1536, n_layer=8, patch=16)
 SLOW_CELLS, NUM_SLOW = 256, 8
 """Cells of a picture whose encoding takes some tenths of a second, and how many of those a call has."""
+NUM_GUESSES = 4
 FORM = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
 WEATHER = {
     "type": "function",
@@ -257,6 +259,33 @@ def encoding(stack: Stack, answer: Future[Any]) -> Process:
     time.sleep(0.3)
     assert not answer.done()
     return worker_of(stack, holder(stack))
+
+
+@pytest.mark.serial
+def test_another_team_can_not_tell_whether_a_picture_was_shown(stack: Stack, http: httpx2.Client) -> None:
+    """What an attacker does: ask with a picture that the other team may have shown, and with one that nobody has."""
+    took: dict[str, list[float]] = {"shown": [], "new": []}
+    own: list[float] = []
+
+    def ask(seed: int, team: str) -> float:
+        headers = {"Authorization": f"Bearer {TEAMS[team]}"}
+        began = time.monotonic()
+        answer = http.post("/v1/chat/completions", json=slow_body(seed, 2), headers=headers).raise_for_status().json()
+        if team == "blue":
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] < 16, "of its own texts"
+        return time.monotonic() - began
+
+    for number in range(NUM_GUESSES):
+        seed = 1000 + 10 * number
+        ask(seed, "red")
+        own.append(ask(seed, "red"))
+        # In turns, so that whatever else this machine does is no sign.
+        guesses = [("shown", seed), ("new", seed + 5)]
+        for what, guess in guesses if number % 2 else reversed(guesses):
+            took[what].append(ask(guess, "blue"))
+    shown, new = statistics.median(took["shown"]), statistics.median(took["new"])
+    assert statistics.median(own) < new / 2, "whoever has shown it is answered sooner: the test would see it"
+    assert shown > 0.75 * new, (took, own)
 
 
 @pytest.mark.serial

@@ -27,6 +27,8 @@ NUM_FILES, AT_ONCE = 1000, 2
 MOST_S = 2.0
 """In which a caller is told that a file is none. What is read may take longer: it is answered."""
 GAP_S = 1.0
+SMALL_BYTES = 1 << 16
+"""Larger files are sent once."""
 SEER, HEARER = "seer", "hearer"
 TEMPLATE = DEMO_MODEL.with_name("chat_template.jinja")
 
@@ -73,9 +75,11 @@ def bodies() -> Iterator[dict[str, Any]]:
         is_sound = seed % 4 == 3
         files = heard if is_sound else seen
         number = seed // 4 if is_sound else seed - seed // 4
-        data = files[number % len(files)]
-        if number >= len(files) and len(data) < 1 << 16:
-            data = mutated(data, seed)
+        if number < len(files):
+            data = files[number]
+        else:
+            small = [one for one in files if len(one) < SMALL_BYTES]
+            data = mutated(small[number % len(small)], seed)
         text = base64.b64encode(data).decode()
         shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}
         told = {"type": "input_audio", "input_audio": {"data": text, "format": "wav"}}
