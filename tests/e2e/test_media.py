@@ -66,7 +66,7 @@ def until(happened: Callable[[], bool], timeout_s: float = 20.0) -> None:
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     with Stack() as running:
-        common = {"wait": False, "chat_template": TEMPLATE.read_text(), "ctx": CTX}
+        common: dict[str, Any] = {"wait": False, "chat_template": TEMPLATE.read_text(), "ctx": CTX}
         pairs = {SEER: write_pair(running.folder, "phi4"), HEARER: write_pair(running.folder, "ultravox")}
         slow = running.folder / "mmproj-slow.gguf"
         write_projector(slow, partial(phi4, sizes=SLOW_SIZES, least=SLOW_CELLS, most=SLOW_CELLS))
@@ -115,7 +115,7 @@ def logprobs(answer: Any) -> list[float]:
 
 class TestDialects:
     def test_chat_sees_which_picture_it_is(self, client: openai.OpenAI) -> None:
-        more = {"logprobs": True, "top_logprobs": 5}
+        more: dict[str, Any] = {"logprobs": True, "top_logprobs": 5}
         first, other = (asked(client, seen(seed), **more) for seed in (1, 2))
         fresh = asked(client, seen(1), extra_body={"cache_salt": "fresh"}, **more)
         assert said(fresh) == said(first)

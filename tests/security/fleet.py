@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 from gateway.access.records import digest
 from tests.security.attack import Target
@@ -51,7 +51,7 @@ def attacked_fleet(measured: bool = False, *, wide: bool = False) -> Iterator[tu
     records = [{"name": name, "team": team, "sha256": digest(key)} for name, team, key in KEYS]
     with Stack(cores=pinned, measured=measured) as stack:
         model = stack.folder / "demo.gguf"
-        sight: dict[str, Path] = {}
+        sight: dict[str, Any] = {}
         if wide:
             write_wide_model(model, NUM_TOKENS, pre=REGEX_PRE_TOKENIZER)
         else:

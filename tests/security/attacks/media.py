@@ -77,7 +77,7 @@ def _long_sound() -> str:
 
 
 async def _sounds(target: Target) -> None:
-    part = {"type": "input_audio", "input_audio": {"data": _long_sound(), "format": "ogg"}}
+    part: dict[str, object] = {"type": "input_audio", "input_audio": {"data": _long_sound(), "format": "ogg"}}
     await asyncio.gather(*(_show(target, part) for _ in range(4)))
 
 
