@@ -228,7 +228,8 @@ def _turn_row(seconds: list[tuple[float, float]]) -> Row:
 
 def _gap_rows(pictures: dict[str, list[Gaps]], texts: list[Gaps]) -> list[Row]:
     def median(values: list[Gaps], name: str) -> float:
-        return float(statistics.median(getattr(one, name) for one in values))
+        middle: float = statistics.median(getattr(one, name) for one in values)
+        return middle
 
     ours, theirs = pictures["Paddock"], pictures["llama-server"]
     calm, beside, by_text = median(ours, "calm"), median(ours, "beside"), median(texts, "beside")

@@ -11,6 +11,8 @@ Sources: RFC 7578 (forms), RFC 2046, section 5.1 (parts and boundaries). Clients
 from __future__ import annotations
 
 import re
+import secrets
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from io import BytesIO
@@ -21,6 +23,7 @@ from starlette.types import Scope
 
 from gateway.api.media.sieve import Cut
 from gateway.errors import BodyTooLarge, InvalidRequest
+from workers.protocol.framing import BASE64_GROUP
 
 FORM = b"multipart/form-data"
 FILE = "file"
@@ -259,13 +262,11 @@ class _File:
         return 0
 
     def cut(self) -> tuple[str, dict[str, Cut]]:
-        """Return the token that stands for the file, and the file by its token.
-
-        The token may be known to callers, as only the form's own `file` is read as one; and it is the same for the same
-        file, so that the same form has the same text (`read_resume_options`)."""
-        digest = self._digest.digest()
-        token = f"@{digest.hex()[:16]}.0@"
-        return token, {token: Cut(self._whole.getvalue(), digest, b"")}
+        """Return the token that stands for the file, which no caller can know, and the file by its token."""
+        data = self._whole.getvalue()
+        token = f"@{secrets.token_hex(8)}.0@"
+        last = b64encode(data[-(len(data) % BASE64_GROUP or BASE64_GROUP) :])
+        return token, {token: Cut(data, self._digest.digest(), last)}
 
 
 def _container(key: str | None) -> type[list[Any]] | type[dict[str, Any]]:

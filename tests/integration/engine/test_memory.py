@@ -355,10 +355,8 @@ def test_a_window_loses_cells_to_later_micro_batches_of_the_same_decode(small_mo
 def test_a_recurrent_state_goes_back_by_tokens_of_its_own_step(small_models: dict[str, Path]) -> None:
     """Steps of one sequence with wrong tokens at their end, between steps of others and copies of states."""
     text, rng = WORDS[:120], np.random.default_rng(3)
-    with (
-        Model.load(small_models["hybrid-convolution"], FEW) as model,
-        Context(model, FEW, slots=4, kv_tokens=1024) as one,
-    ):
+    path = small_models["hybrid-convolution"]
+    with Model.load(path, FEW) as model, Context(model, FEW, slots=4, kv_tokens=1024) as one:
         batch = one.new_batch()
         plain = [computed(one, batch, [(0, text[at : at + 1], at)])[0][0] for at in range(100)]
     with (

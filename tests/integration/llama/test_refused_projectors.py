@@ -252,9 +252,9 @@ NUM_CHANGED = 34
 def test_a_changed_projector_is_refused_or_loads(name: str, tmp_path: Path, pairs: dict[str, Pair]) -> None:
     """Each in a process of its own, with one number of its header or some bytes changed at random."""
     pair = pairs[name]
-    files = [str(pair.model), str(pair.projector), str(tmp_path)]
-    command = [sys.executable, "-m", "tests.support.projector_trials", *files, "0", str(NUM_CHANGED)]
-    done = subprocess.run(command, env=QUIET, capture_output=True, text=True, timeout=300)
+    places = (str(pair.model), str(pair.projector), str(tmp_path))
+    command = [sys.executable, "-m", "tests.support.projector_trials", *places]
+    done = subprocess.run([*command, "0", str(NUM_CHANGED)], env=QUIET, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     ends = [json.loads(line) for line in done.stdout.splitlines()]
     assert {how for _, how, _ in ends} >= {"loaded", "refused"}
