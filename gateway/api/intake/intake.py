@@ -158,7 +158,7 @@ class Intake:
         attachments: Attachments,
     ) -> ReadT:
         """Return what `read` makes of a body. `shape`: how much the body holds; None: it is too short to matter."""
-        is_quick = len(raw) <= INLINE_BYTES and _is_quick(shape)
+        is_quick = len(raw) <= INLINE_BYTES and _is_quick(shape) and attachments.are_quick
         held_bytes = unchecked_held_bytes(raw) if shape is None else shape.held_bytes
         try:
             asked = read(raw) if is_quick else await self._decoding.run(reservation.team, partial(read, raw))
@@ -174,9 +174,12 @@ class Intake:
                 reservation.resize(held_bytes + attachments.num_bytes + attachments.num_text_bytes)
                 return asked
             del asked
-        held_bytes += attachments.num_chars_left
-        reservation.grow(held_bytes + attachments.num_bytes)
-        return await self._decoding.run(reservation.team, lambda: read(attachments.restored(raw)))
+        held_bytes += attachments.num_chars_left + attachments.num_bytes
+        reservation.grow(held_bytes)
+        attachments.num_text_bytes = 0
+        asked = await self._decoding.run(reservation.team, lambda: read(attachments.restored(raw)))
+        reservation.grow(held_bytes + attachments.num_text_bytes)
+        return asked
 
     async def check(self, raw: bytes, reservation: Reservation) -> Shape | None:
         """Check a body that came whole. Return how much it holds; None: it is too short to matter."""

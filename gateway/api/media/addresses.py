@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-NAT64 = (ip_network("64:ff9b::/96"), ip_network("64:ff9b:1::/48"))
-"""Prefixes whose addresses end in an IPv4 address that a gateway of the network reaches (RFC 6052, RFC 8215)."""
+NAT64 = ip_network("64:ff9b::/96")
+"""Prefix of addresses that end in an IPv4 address, which a gateway of the network reaches (RFC 6052)."""
+LOCAL_NAT64 = ip_network("64:ff9b:1::/48")
+"""The same for prefixes that a network makes for itself (RFC 8215); only the network knows how long they are."""
 COMPATIBLE = ip_network("::/96")
 """Deprecated addresses that end in an IPv4 address (RFC 4291)."""
 CGNAT = ip_network("100.64.0.0/10")
@@ -65,11 +67,19 @@ def _meant(address: Address) -> list[Address]:
         meant.append(address.sixtofour)
     if address.teredo is not None:
         meant += address.teredo
-    if any(address in network for network in NAT64):
+    if address in NAT64:
         return [last]
+    if address in LOCAL_NAT64:
+        return _behind_nat64(address.packed)
     if address in COMPATIBLE and int(address) > 1:
         meant.append(last)
     return meant
+
+
+def _behind_nat64(packed: bytes) -> list[Address]:
+    """Return the IPv4 addresses in an address, one for each length that its prefix can have (RFC 6052, 2.2)."""
+    found = (packed[6:8] + packed[9:11], packed[7:8] + packed[9:12], packed[9:13], packed[12:])
+    return [IPv4Address(one) for one in found if one[0]] or [IPv4Address(0)]
 
 
 def _refusal(address: Address, *, allow_private: bool) -> str:
@@ -92,7 +102,7 @@ def _refusal(address: Address, *, allow_private: bool) -> str:
     return ""
 
 
-_OWN = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
+_OWN = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fec0::/10")))
 
 
 def _is_own(address: Address) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import binascii
+import codecs
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 
-from gateway.api.intake.decoding import let_loop_run
+from gateway.api.intake.decoding import INLINE_BYTES, let_loop_run
 from gateway.api.media.kinds import KNOWN, NAME_OF, Kind, bare_type, is_text, kind_of, kind_of_type
 from gateway.api.media.sieve import Cut, restored, tokens_in
 from gateway.errors import InvalidRequest, NotSupported
@@ -61,6 +62,13 @@ class Attachments:
         return sum(len(cut.data) for cut in self._cuts.values())
 
     @property
+    def are_quick(self) -> bool:
+        """Whether they are few, and short if they are no pictures or sounds, as they may become texts."""
+        if len(self._cuts) > MAX_MEDIA:
+            return False
+        return sum(len(cut.data) for cut in self._cuts.values() if kind_of(cut.data) is None) <= INLINE_BYTES
+
+    @property
     def num_chars(self) -> int:
         """The characters that the base64 of all files had."""
         return sum(cut.num_chars for cut in self._cuts.values())
@@ -97,10 +105,7 @@ class Attachments:
 
         Raises InvalidRequest, NotSupported."""
         if is_link(value):
-            if len(value) > MAX_URL_CHARS:
-                raise InvalidRequest(
-                    f"`{path}` has more than {MAX_URL_CHARS} characters. Send a shorter URL.", param=path
-                )
+            check_url(value, path)
             return LinkedMedium(kind or "picture", b"", param, url=value)
         named = ""
         if is_data_url(value):
@@ -151,6 +156,12 @@ def is_link(value: str) -> bool:
     return value[:8].lower().startswith(LINKS)
 
 
+def check_url(url: str, path: str) -> None:
+    """Raise InvalidRequest for a long URL: reading one of a megabyte takes 20 ms, and yarl keeps what it has read."""
+    if len(url) > MAX_URL_CHARS:
+        raise InvalidRequest(f"`{path}` has more than {MAX_URL_CHARS} characters. Send a shorter URL.", param=path)
+
+
 def is_data_url(value: str) -> bool:
     return value[:5].lower() == DATA_URL
 
@@ -187,9 +198,17 @@ def text_of(data: bytes, content_type: str, path: str) -> str:
             param=path,
         )
     try:
-        return data.decode("utf-8-sig")
+        return "".join(_text_pieces(data))
     except UnicodeDecodeError:
         raise InvalidRequest(f"`{path}` is no text in UTF-8. Encode it as UTF-8.", param=path) from None
+
+
+def _text_pieces(data: bytes) -> Iterator[str]:
+    """Decode UTF-8 in pieces, between which other threads can run: 8 MiB at once hold the interpreter for 10 ms."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    for start in range(0, len(data), PART_CHARS):
+        yield decoder.decode(data[start : start + PART_CHARS], final=start + PART_CHARS >= len(data))
+        let_loop_run()
 
 
 def _of_data_url(url: str, path: str) -> tuple[str, str]:

@@ -98,7 +98,8 @@ class Fetcher:
         await self._turns.take(team)
         try:
             async with asyncio.timeout(self._bounds.timeout_s):
-                addresses = await self._checked(parsed.host or "", param)
+                # Encoded: a name with letters that ASCII lacks has to be the same for the lookup and for the server.
+                addresses = await self._checked(parsed.raw_host or "", param)
                 return await self._get(parsed, addresses, param, hold)
         except TimeoutError:
             reason = f"it took longer than {self._bounds.timeout_s:g} s (media_timeout_s)"
@@ -112,14 +113,14 @@ class Fetcher:
         """Return the URL. Raises InvalidRequest, or NotSupported if nothing may be fetched from its host."""
         try:
             parsed = URL(url)
-            host, port = parsed.host, parsed.port
+            host, encoded, port = parsed.host, parsed.raw_host, parsed.port
         except ValueError:
             raise InvalidRequest(f"`{param}` has a URL that can't be read. Send a whole one.", param=param) from None
-        if parsed.scheme not in PORTS or not host or port is None:
+        if parsed.scheme not in PORTS or not host or not encoded or port is None:
             raise InvalidRequest(f"`{param}` has a URL without a host. Send one of http or https.", param=param)
         if parsed.user is not None or parsed.password is not None:
             raise InvalidRequest(f"`{param}` has a URL with a password in it. Send one without.", param=param)
-        if not is_listed(host, self._bounds.hosts):
+        if not any(is_listed(one, self._bounds.hosts) for one in (host, encoded)):
             raise NotSupported(
                 f"`{param}` is to be fetched from `{host[:100]}`, and this gateway fetches nothing from there. Send "
                 "the file itself, as a `data:` URL, or have the operator add the host to PADDOCK_MEDIA_ALLOWED_HOSTS.",

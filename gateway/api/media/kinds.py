@@ -18,11 +18,11 @@ _BEGINNINGS: tuple[tuple[bytes, Kind], ...] = (
     (b"\xff\xd8\xff", "picture"),
     (b"GIF87a", "picture"),
     (b"GIF89a", "picture"),
-    (b"BM", "picture"),
-    (b"ID3", "sound"),
     (b"fLaC", "sound"),
     (b"OggS", "sound"),
 )
+_WORDS: tuple[tuple[bytes, Kind], ...] = ((b"BM", "picture"), (b"ID3", "sound"))
+"""Beginnings that a text can have as well. In these files a zero byte follows soon, which no text has."""
 _IN_RIFF: dict[bytes, Kind] = {b"WEBP": "picture", b"WAVE": "sound"}
 _FRAME_SYNC = 0xE0
 """Bits of an MP3 frame's second byte that are all set; those of its layer are not all zero, as they are in AAC."""
@@ -39,7 +39,7 @@ def kind_of(data: bytes) -> Kind | None:
     head = data[:HEAD_BYTES]
     if head[:4] == b"RIFF":
         return _IN_RIFF.get(head[8:12])
-    for beginning, kind in _BEGINNINGS:
+    for beginning, kind in (*_BEGINNINGS, *(_WORDS if b"\0" in head else ())):
         if head.startswith(beginning):
             return kind
     is_frame = len(head) > 1 and head[0] == 0xFF and head[1] & _FRAME_SYNC == _FRAME_SYNC and head[1] & _LAYER

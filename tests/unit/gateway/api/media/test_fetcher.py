@@ -219,6 +219,23 @@ async def test_urls_that_name_no_file_are_refused(url: str) -> None:
     assert isinstance(await refusal(fetcher(), url), InvalidRequest)
 
 
+@pytest.mark.parametrize("listed", ["straße.example", "xn--strae-oqa.example"])
+@pytest.mark.parametrize("asked", ["straße.example", "xn--strae-oqa.example"])
+async def test_a_name_beyond_ascii_is_one_name_however_it_is_written(listed: str, asked: str) -> None:
+    """Python's own encoding (IDNA 2003) would look up `strasse.example`, which is another's."""
+    looked_up: list[str] = []
+
+    async def addresses(host: str) -> Sequence[str]:
+        looked_up.append(host)
+        return ["127.0.0.1"]
+
+    async with serving() as server:
+        fetch = fetcher(hosts=(listed,), addresses=addresses)
+        found = await fetch.fetch(f"http://{asked}:{server.port}/a.png", "p", "team", ignore)
+    assert (found.data, looked_up) == (PNG, ["xn--strae-oqa.example"])
+    assert server.asked[0].headers["Host"] == f"xn--strae-oqa.example:{server.port}"
+
+
 async def test_so_many_are_fetched_at_once_and_no_more() -> None:
     async with serving() as server:
         fetch, url = fetcher(), f"http://{HOST}:{server.port}/wait"
