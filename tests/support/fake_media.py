@@ -16,5 +16,12 @@ class FakeCells:
     digest: bytes
     is_causal: bool = True
 
+    at_one_position: bool = False
+    """Whether they are a picture's with M-RoPE, in a column."""
+
     def positions(self, first: int) -> Tokens:
+        if self.at_one_position:
+            rows = np.arange(first, first + self.num_cells, dtype=np.int32)
+            still = np.full_like(rows, first)
+            return np.stack([still, rows, still, still])
         return np.arange(first, first + self.num_cells, dtype=np.int32).reshape(1, -1)

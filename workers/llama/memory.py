@@ -132,7 +132,8 @@ class Memory:
         computes the first one. For a later one it drops cells that an earlier one, not computed yet, still needs.
         `HYBRID` memory cuts a batch into micro-batches of sequences with equally many rows."""
         self.most_cut = ANY_NUMBER if kind is MemoryKind.ATTENTION else rollback
-        """Maximum number of a sequence's newest tokens, all of them of the last `decode`, that `cut` can drop once."""
+        """Maximum number of a sequence's newest tokens that `cut` can drop. With a recurrent state only once, and only
+        right after a `decode` of this sequence alone that computed them all."""
         self.can_shift: bool = (
             kind is MemoryKind.ATTENTION
             and cache_type_k != "bf16"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -224,6 +226,26 @@ def test_a_picture_of_many_blocks_is_shared_whole_or_not_at_all(pairs: dict[str,
         assert again.cached == large.spans[0].start, "a part of it is of no use"
 
 
+def test_a_picture_one_cell_wide_is_at_one_position_too(pairs: dict[str, Pair]) -> None:
+    """It takes as many positions as cells. A prefix that ends with it is what a call leaves that is cancelled there."""
+    with seeing("qwen2vl", pairs["qwen2vl"]) as eyes:
+        chunks = eyes.projector.read([BEFORE, Picture(picture(7, 16, 1600)), AFTER])
+        (thin,) = (one for one in chunks if isinstance(one, MediaChunk))
+        assert (thin.num_cells, thin.num_positions) == (100, 100)
+        last = chunks.index(thin)
+        eyes.bench.answer(replace(eyes.request(1, max_tokens=1), prompt=prompt_of(chunks[: last + 1])))
+        eyes.bench.engine.check_integrity()
+        whole = replace(eyes.request(1), prompt=prompt_of(chunks))
+        said = eyes.said(whole)
+        assert said.cached >= whole.prompt.spans[0].end
+        eyes.push_out()
+        restored = eyes.said(eyes.bench.again(whole))
+        assert restored.cached >= whole.prompt.spans[0].end
+        fresh = eyes.said(replace(eyes.bench.again(whole), tenant="fresh"))
+        assert said.is_like(fresh)
+        assert restored.is_like(fresh)
+
+
 def test_a_picture_is_read_beside_running_answers_and_others_pictures(eyes: SeeingBench) -> None:
     alone = {seed: eyes.said(eyes.request(seed)) for seed in (1, 2, 3)}
     stream = eyes.bench.request("Once upon a time", 200, ignore_eos=True)
@@ -252,6 +274,18 @@ def test_another_team_has_it_encoded_and_computed_anew(eyes: SeeingBench) -> Non
     salted = changed(eyes.bench.again(first), cache_salt="other")
     assert eyes.answer(salted) == (text, 0)
     assert eyes.encoder.num_encoded == 3 * num_spans
+
+
+def test_prepared_pixels_are_given_back_with_their_call(eyes: SeeingBench) -> None:
+    """Embeddings stay for those who show the picture again; what they were made of would be as much memory again."""
+    request = eyes.request(6)
+    prepared = [weakref.ref(span.cells.native) for span in request.prompt.spans]  # type: ignore[attr-defined]
+    eyes.bench.answer(request)
+    assert eyes.encoder._kept
+    del request
+    eyes.push_out()  # the engine remembers the last step's calls until the next step
+    gc.collect()
+    assert not any(one() for one in prepared)
 
 
 class SlowProjector:

@@ -234,8 +234,9 @@ class PrefixCache:
         sequence.forget(start, end)
         return True
 
-    def truncate(self, sequence: CachedSequence, num_cells: int) -> bool:
-        """Drop a sequence's cells from `num_cells` on. Return False if this memory can't; the cells stay then."""
+    def truncate(self, sequence: CachedSequence, num_cells: int, *, is_draft: bool = False) -> bool:
+        """Drop a sequence's cells from `num_cells` on. Return False if this memory can't; the cells stay then.
+        `is_draft`: whether the last step computed them all, for this sequence alone."""
         if sequence.id != NOWHERE and num_cells < sequence.num_cells:
             self.index.release(sequence.id, num_cells)
             self._memory.cut(sequence.id, num_cells, -1)

@@ -211,6 +211,12 @@ class Span:
         """Return the number of the first cell after the span."""
         return self.start + self.num_cells
 
+    @property
+    def is_at_one_position(self) -> bool:
+        """Return whether all cells have the first one's position in time, as a picture's with M-RoPE: also one that is
+        a single cell wide, and so takes as many positions as cells. A sound's have one each, with M-RoPE too."""
+        return self.num_cells > 1 and not self.cells.positions(0)[0, -1]
+
     def ids(self) -> Tokens:
         """Return a number, made from the contents, for each cell; it is negative, which no token is."""
         drawn = hashlib.shake_256(self.cells.digest).digest(4 * self.num_cells)
@@ -256,9 +262,10 @@ class Prompt:
 
     def positions(self) -> CellPositions | None:
         """Return the positions of the cells; None: they are the cells' numbers."""
-        if all(one.num_cells == one.cells.num_positions for one in self.spans):
+        pictures = [one for one in self.spans if one.is_at_one_position]
+        if not pictures:
             return None
-        return CellPositions((one.start, one.num_cells, one.cells.num_positions) for one in self.spans)
+        return CellPositions((one.start, one.num_cells, one.cells.num_positions) for one in pictures)
 
     def floor(self, cell: int) -> int:
         """Return `cell`; where a span has it and the one before it, the span's start, as spans are shared whole."""

@@ -521,7 +521,7 @@ class Stepper:
             sequence.row += 1
             num_kept += 1
             outcome = self._pick(sequence)
-        self._cache.truncate(sequence, sequence.num_cells - len(one.draft) + num_kept)
+        self._cache.truncate(sequence, sequence.num_cells - len(one.draft) + num_kept, is_draft=True)
         self._gaps.tally.add(0.0, num_accepted)  # they come with the token before them
         self.speculator.note_verified(one, num_accepted)
         return outcome

@@ -32,3 +32,12 @@ def test_positions_are_apart_from_cells() -> None:
     prompt = with_image(b"cat", num_positions=8)
     assert [prompt.position(cell) for cell in (0, 10, 90, 200)] == [0, 10, 18, 128]
     assert [TEXT.position(cell) for cell in (0, 90, 200)] == [0, 90, 200]
+
+
+def test_a_sound_beside_pictures_has_a_position_for_each_cell() -> None:
+    thin, sound = FakeCells(5, 5, b"thin", at_one_position=True), FakeCells(8, 8, b"sound")
+    assert Prompt.of([[1, 2], sound, [3]]).positions() is None
+    positions = Prompt.of([[1, 2], thin, sound, [3]]).positions()
+    assert positions is not None
+    assert [positions.last(num) for num in (2, 4, 7, 8, 15)] == [1, 2, 2, 7, 14]
+    assert [positions.whole(cell) for cell in (3, 9)] == [7, 9]
