@@ -54,6 +54,9 @@ class Attachments:
         """Bytes of memory that the documents take that have become texts, estimated from above."""
         self.num_bytes = 0
         """The bytes of all files that were cut out."""
+        self.num_loose_bytes = 0
+        """The bytes of files that were read from base64 which was not cut out, as in messages of a WebSocket. A file
+        counts each time that it is read."""
         self.num_chars = 0
         """The characters that the base64 of all files had."""
         self.num_chars_left = 0
@@ -144,6 +147,7 @@ class Attachments:
             data, digest = cut.data, cut.sha256
         else:
             data = _decode(value, path)
+            self.num_loose_bytes += len(data)
             digest = sha256(data).digest()
         check_size(data, self._max_bytes, path)
         return data, digest
