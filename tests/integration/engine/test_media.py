@@ -22,6 +22,10 @@ from workers.engine.cache.prompt import Path as Trail
 from workers.engine.cache.prompt import Prompt, Scope
 from workers.engine.encoder import MediaEncoder
 from workers.engine.engine import EngineRequest
+from workers.engine.step.scheduler import SPARE_CELLS
+from workers.engine.step.sequence import Sequence
+from workers.engine.step.step_plan import Chunk as Rows
+from workers.engine.step.step_plan import Plan
 from workers.llama.media.parts import Chunk, MediaChunk, Part, Picture, Sound, TextChunk
 from workers.llama.media.projector import Embeddings, Projector
 from workers.llama.model import Model
@@ -421,6 +425,50 @@ def test_answers_about_pictures_are_drafted_from_the_text_around_them(pairs: dic
         said = eyes.said(foretold)
         assert said.is_like(alone)
         assert eyes.bench.heard.finished(foretold.key).timings.draft_n_accepted > 0
+
+
+def test_drafts_leave_the_cells_to_a_picture_that_were_planned_for_it(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them llama.cpp finds none for the picture, and the engine ends."""
+    llama = msgspec.structs.replace(ONE_THREAD, n_ubatch=32)
+    with seeing("qwen2vl", pairs["qwen2vl"], llama=llama, speculation=AS_IT_PAYS) as eyes:
+        plain = eyes.bench.request("Once upon a time", 300, ignore_eos=True)
+        eyes.bench.answer(plain)
+        stepper, large = eyes.bench.engine._stepper, eyes.large()
+        cache, lacking, tight = stepper._cache, list[int](), list[int]()
+        size, extend, compute = cache.kv_tokens, stepper.speculator.extend, stepper._media.compute
+
+        def extend_in_a_full_cache(plan: Plan[Sequence], has_room: Callable[[int], bool]) -> Plan[Sequence] | None:
+            if plan.media is not None:
+                cache.make_room(size)
+                cache.kv_tokens = cache.num_used + plan.num_tokens + plan.media.num_tokens + SPARE_CELLS
+                tight.append(cache.num_free)
+            return extend(plan, has_room)
+
+        def compute_what_fits(chunk: Rows[Sequence]) -> None:
+            lacking.append(max(0, chunk.num_tokens - cache.num_free))
+            cache.kv_tokens = size
+            compute(chunk)
+
+        def eight_of_each(chances: list[list[float]], _: int, **how: object) -> list[int]:
+            return [min(len(one), 8) for one in chances]
+
+        monkeypatch.setattr("workers.engine.step.speculator.LOOK_S", 0.0)
+        monkeypatch.setattr(stepper.speculator._costs, "choose", eight_of_each)
+        monkeypatch.setattr(stepper.speculator._costs, "note_drafted", lambda *_: None)
+        monkeypatch.setattr(stepper.speculator, "extend", extend_in_a_full_cache)
+        monkeypatch.setattr(stepper._media, "compute", compute_what_fits)
+        foretold = replace(eyes.bench.again(plain), prediction=eyes.answer_tokens(plain))
+        is_encoded = threading.Event()
+        encoding = eyes.encoder.want("", "", large.prompt.spans[0].cells, is_encoded.set)
+        assert is_encoded.wait(10)
+        assert encoding.rows is not None
+        eyes.on_thread(lambda: [eyes.bench.submit(one) for one in (foretold, large)] and None)
+        eyes.bench.wait(foretold.key, large.key)
+        assert stepper.speculator.num_drafts
+        assert tight, "answers and the picture shared steps"
+        assert not any(lacking)
 
 
 def test_what_can_not_be_done_with_pictures_is_refused(eyes: SeeingBench) -> None:

@@ -337,7 +337,8 @@ class Stepper:
         """Run a step without prompts, with drafts if they pay, else in the quickest layout for its number of rows.
 
         `started_at`: time.perf_counter() when the step began to be planned."""
-        drafted = self.speculator.extend(plan, self._has_room)
+        num_media = 0 if plan.media is None else plan.media.num_tokens
+        drafted = self.speculator.extend(plan, partial(self._has_room, num_media))
         if drafted is not None:
             self._decode_drafted(drafted, started_at)
             return
@@ -367,8 +368,9 @@ class Stepper:
         self._scheduler.note_taken(num_tokens - len(plan.decode))
         self.speculator.note_drafted(plan, num_tokens, time.perf_counter() - started_at)
 
-    def _has_room(self, num_cells: int) -> bool:
-        return self._cache.make_room(num_cells + SPARE_CELLS)
+    def _has_room(self, num_media: int, num_cells: int) -> bool:
+        """Return whether cells are free for so many rows, beside those of a picture that the step reads after them."""
+        return self._cache.make_room(num_media + num_cells + SPARE_CELLS)
 
     def _run(self, plan: Plan[Sequence], num_empty: int = 0) -> None:
         """Compute the rows of a plan, and `num_empty` more that belong to no call, by one `llama_decode`."""
