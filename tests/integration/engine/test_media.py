@@ -18,6 +18,7 @@ from tests.integration.engine.test_disk_tier import tier
 from tests.support.lone_context import lone_context
 from tests.support.media_reader import ONE_THREAD, MediaReader, settings
 from tests.support.projectors import PROJECTORS, Pair, picture, sound, write_pair
+from workers.engine.cache.cached_sequence import CachedSequence
 from workers.engine.cache.prompt import Path as Trail
 from workers.engine.cache.prompt import Prompt, Scope
 from workers.engine.encoder import MediaEncoder
@@ -226,6 +227,36 @@ def test_a_picture_of_many_blocks_is_shared_whole_or_not_at_all(pairs: dict[str,
         again = eyes.said(eyes.bench.again(turn))
         assert again.is_like(said)
         assert again.cached == large.spans[0].start, "a part of it is of no use"
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_picture_of_many_blocks_is_restored_at_once(
+    has_room: bool, pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first block fills all its cells, of which the books must know, and which must not be computed again."""
+    with seeing("qwen2vl", pairs["qwen2vl"]) as eyes:
+        first = eyes.large()
+        turn = eyes.next_turn(first, eyes.said(first).text)
+        fresh = eyes.said(replace(eyes.bench.again(turn), tenant="fresh"))
+        eyes.push_out()
+        cache, span, ends = eyes.bench.engine._stepper._cache, first.prompt.spans[0], list[int]()
+        restore, make_room = cache.restore, cache.make_room
+
+        def watched(sequence: CachedSequence) -> None:
+            restore(sequence)
+            ends.append(sequence.num_cells)
+
+        def scarce(num_cells: int) -> bool:
+            is_within = any(span.start < one.num_cells < span.end and one.restores for one in cache._live.values())
+            return (has_room or not is_within) and make_room(num_cells)
+
+        monkeypatch.setattr(cache, "restore", watched)
+        monkeypatch.setattr(cache, "make_room", scarce)
+        said = eyes.said(turn)
+        assert ends
+        assert not any(span.start < end < span.end for end in ends)
+        assert (said.cached >= span.end) is has_room
+        assert said.is_like(fresh)
 
 
 def test_a_picture_one_cell_wide_is_at_one_position_too(pairs: dict[str, Pair]) -> None:

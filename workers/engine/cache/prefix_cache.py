@@ -162,7 +162,17 @@ class PrefixCache:
         self._most_used = max(self._most_used, self.num_used)
 
     def restore(self, sequence: CachedSequence) -> None:
-        """Restore the next block that the sequence waits for. If that fails, the remaining tokens are computed."""
+        """Restore the next block that the sequence waits for. If that fails, the remaining tokens are computed.
+
+        A block with the beginning of a picture at one position fills the cells of all of it, so that those after it
+        come at once: other calls count on the cells, and of a part no rest can be computed."""
+        self._restore_next(sequence)
+        while sequence.is_within_picture and sequence.restores:
+            self._restore_next(sequence)
+        if sequence.is_within_picture:
+            self.truncate(sequence, sequence.num_whole)
+
+    def _restore_next(self, sequence: CachedSequence) -> None:
         part = sequence.restores.popleft()
         block = part.block
         if part.start != sequence.num_cells or not self.make_room(_num_cells(block, sequence.positions)):
