@@ -259,6 +259,45 @@ def test_a_picture_of_many_blocks_is_restored_at_once(
         assert said.is_like(fresh)
 
 
+def test_a_picture_that_is_being_restored_is_not_encoded(eyes: SeeingBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = eyes.request(1)
+    turn = eyes.next_turn(first, eyes.said(first).text)
+    eyes.push_out()
+    monkeypatch.setattr("workers.engine.step.scheduler.MOVE_S", 0.0)  # a block in each step
+    monkeypatch.setattr(eyes.encoder, "_max_bytes", 0)
+    eyes.encoder._kept.clear()
+    eyes.encoder._num_bytes = 0
+    num_encoded = eyes.encoder.num_encoded
+    assert eyes.said(turn).cached >= first.prompt.spans[-1].end
+    assert eyes.encoder.num_encoded == num_encoded
+
+
+def test_a_call_that_waits_for_its_picture_in_a_slot_begins_after_that(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was saved can't be restored after all, so that the picture is encoded again."""
+    with seeing("phi4", pairs["phi4"]) as eyes:
+        first = eyes.request(1)
+        turn = eyes.next_turn(first, eyes.said(first).text)
+        fresh = eyes.said(replace(eyes.bench.again(turn), tenant="fresh"))
+        eyes.push_out()
+        monkeypatch.setattr(eyes.encoder, "_max_bytes", 0)
+        eyes.encoder._kept.clear()
+        eyes.encoder._num_bytes = 0
+        monkeypatch.setattr(eyes.bench.engine._stepper._cache, "restore", lambda sequence: sequence.restores.clear())
+        slow = SlowProjector(eyes.projector)
+        monkeypatch.setattr(eyes.encoder, "_projector", slow)
+        eyes.bench.submit(turn)
+        assert slow.begun.wait(5)
+        eyes.on_thread(lambda: None)
+        assert not eyes.bench.heard.calls[turn.key]
+        slow.may_go_on.set()
+        eyes.bench.wait(turn.key)
+        said = eyes.heard(turn.key)
+        assert eyes.bench.heard.started(turn.key).num_cached_tokens == said.cached <= first.prompt.spans[0].start
+        assert said.is_like(fresh)
+
+
 def test_a_picture_one_cell_wide_is_at_one_position_too(pairs: dict[str, Pair]) -> None:
     """It takes as many positions as cells. A prefix that ends with it is what a call leaves that is cancelled there."""
     with seeing("qwen2vl", pairs["qwen2vl"]) as eyes:

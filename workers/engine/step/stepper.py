@@ -284,6 +284,7 @@ class Stepper:
         if plan is None:
             self._admit()
             self._media.look(scheduler.running)
+            scheduler.begin(self.events)
             self._shift_full()
             plan = scheduler.plan(self._of_one_turn)
         self._cache.tidy(self._num_decodes, MOVE_S)
@@ -294,7 +295,7 @@ class Stepper:
 
     def _admit(self) -> None:
         scheduler = self._scheduler
-        scheduler.admit(self.events, self._may_enter)
+        scheduler.admit(self._may_enter)
         refused, scheduler.refused = scheduler.refused, []
         refused += [(one, why) for one in self._unreadable() if (why := self._media.failure(one)) is not None]
         for sequence, failure in refused:
