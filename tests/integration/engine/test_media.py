@@ -328,6 +328,30 @@ def test_a_picture_is_read_beside_running_answers_and_others_pictures(eyes: Seei
         assert alone[seed].is_like(eyes.heard(key))
 
 
+def test_who_comes_later_does_not_read_first(pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a team that sends small pictures, one after the other, would keep others from reading theirs at all."""
+    with seeing("phi4", pairs["phi4"], llama=msgspec.structs.replace(ONE_THREAD, n_ubatch=16)) as eyes:
+        large = eyes.large()
+        late = replace(eyes.request(2), tenant="late", prompt=prompt_of(eyes.chunks(2, before="See ")))
+        is_encoded, order = threading.Event(), list[int]()
+        encoding = eyes.encoder.want("late", "", late.prompt.spans[0].cells, is_encoded.set)
+        assert is_encoded.wait(10)
+        media = eyes.bench.engine._stepper._media
+        compute = media.compute
+
+        def watched(chunk: Rows[Sequence]) -> None:
+            if not order:
+                eyes.bench.submit(late)
+            order.append(chunk.sequence.key)
+            compute(chunk)
+
+        monkeypatch.setattr(media, "compute", watched)
+        eyes.bench.submit(large)
+        eyes.bench.wait(large.key, late.key)
+        assert encoding.rows is not None
+        assert order[:3] == [large.key, large.key, late.key]
+
+
 def test_callers_who_send_one_picture_have_it_encoded_once(eyes: SeeingBench) -> None:
     requests = [eyes.request(5) for _ in range(4)]
     keys = [eyes.bench.submit(one) for one in requests]

@@ -144,6 +144,7 @@ class Scheduler:
             self.waiting.remove(sequence)
             sequence.slot = self._free_slot(sequence.request.asked.slot)
             sequence.slice.enter(now, sequence.num_predicted)
+            sequence.read_at = now  # it does not go before those that have waited for their turn to read
             bisect.insort(self.running, sequence, key=_order)
             self._enter(sequence)
         self._enter_blocked()
