@@ -151,6 +151,11 @@ Seen = Sequence[Sequence[int] | MediaChunk]
 """What the model reads of one picture or sound: its cells, and the tokens around them."""
 
 
+def length_of(seen: Seen) -> int:
+    """Return the number of a medium's cells, and of the tokens around them."""
+    return sum(len(part) if isinstance(part, Sequence) else part.num_cells for part in seen)
+
+
 class MediaReader(Protocol):
     """Makes what the model reads of pictures and sounds; safe to call from several threads."""
 
