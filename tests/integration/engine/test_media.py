@@ -229,6 +229,18 @@ def test_a_picture_of_many_blocks_is_shared_whole_or_not_at_all(pairs: dict[str,
         assert again.cached == large.spans[0].start, "a part of it is of no use"
 
 
+def test_a_block_with_all_of_a_picture_does_not_make_tokens_seem_large(pairs: dict[str, Pair]) -> None:
+    """Prefixes would not be saved at rest although there is room, and be packed in needlessly small parts."""
+    with seeing("qwen2vl", pairs["qwen2vl"]) as eyes:
+        large = eyes.large()
+        eyes.said(large)
+        eyes.push_out()
+        cache = eyes.bench.engine._stepper._cache
+        sizes = {one.start: len(one.state) for one in cache.ram.blocks}
+        assert sizes[large.prompt.spans[0].start // 64 * 64] > 4 * sizes[0]
+        assert cache._token_bytes < 2 * sizes[0] / 64
+
+
 @pytest.mark.parametrize("has_room", [True, False])
 def test_a_picture_of_many_blocks_is_restored_at_once(
     has_room: bool, pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch

@@ -192,7 +192,8 @@ class PrefixCache:
         self.ram.touch(block)
         self.num_restored += part.end - part.start
         sequence.num_restored += part.end - part.start
-        self._pace.note_restore(block.end - block.start, time.perf_counter() - started)
+        if num_cells := _num_cells(block, sequence.positions):
+            self._pace.note_restore(num_cells, time.perf_counter() - started)
 
     def _discard(self, block: Block) -> None:
         """Drop a saved block that llama.cpp could not restore."""
@@ -418,8 +419,9 @@ class PrefixCache:
         except MemoryError:
             self._most_used = self.num_used
             return False
-        if end - start >= BLOCK_TOKENS:  # of fewer, what every state begins with is a large part
-            self._token_bytes = max(self._token_bytes, num_bytes / (end - start))
+        num_cells = self._memory.num_cells(holders[0], start, end)
+        if num_cells >= BLOCK_TOKENS:  # of fewer, what every state begins with is a large part
+            self._token_bytes = max(self._token_bytes, num_bytes / num_cells)
         self.num_packed += end - start
         return True
 
@@ -550,7 +552,8 @@ class PrefixCache:
         except UNSAVED as error:
             self._note_unsaved(end - start, error)
             return None
-        self._token_bytes = max(self._token_bytes, len(block.state) / (end - start))
+        if num_cells := self._memory.num_cells(id_, start, end):
+            self._token_bytes = max(self._token_bytes, len(block.state) / num_cells)
         self.ram.add(block, self.index.store(id_, block, self._spared))
         if id_ in self._idle:  # it was last used when its prefix was, and is no newer than the blocks before it
             block.touched = self._idle[id_].last_used
