@@ -151,6 +151,11 @@ Seen = Sequence[Sequence[int] | MediaChunk]
 """What the model reads of one picture or sound: its cells, and the tokens around them."""
 
 
+def length_of(seen: Seen) -> int:
+    """Return the number of a medium's cells, and of the tokens around them."""
+    return sum(len(part) if isinstance(part, Sequence) else part.num_cells for part in seen)
+
+
 class MediaReader(Protocol):
     """Makes what the model reads of pictures and sounds; safe to call from several threads."""
 
@@ -283,7 +288,11 @@ class Prompts:
                         tokens.extend(repeat(0, part.num_cells))
             left = None if most is None else max(0, most - len(tokens))
             add = add_special and not number
-            tokens.extend(self._tokenizer.tokenize(run, add_special=add, parse_special=True, most=left))
+            try:
+                tokens.extend(self._tokenizer.tokenize(run, add_special=add, parse_special=True, most=left))
+            except TooManyTokens as error:
+                is_whole = error.is_whole and number == len(runs) - 1
+                raise TooManyTokens(len(tokens) + error.at_least, is_whole=is_whole) from None
             if most is not None and len(tokens) > most:
                 raise TooManyTokens(len(tokens))
         shown = None if request.prompt is not None else SHOWN.join(runs)

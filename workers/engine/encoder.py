@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -110,16 +110,22 @@ class MediaEncoder:
 
     def stop(self) -> None:
         """End the thread after the chunk in progress. Encodings to come fail."""
+        self._fail_all(())
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _fail_all(self, begun: Iterable[Encoding]) -> None:
+        """Have all encodings fail that are still to come, and those of `begun` that are not over."""
         with self._changed:
             self._stopped = True
             left = [one for queue in self._queues.values() for ref in queue if (one := ref()) is not None]
+            left += [one for one in begun if not one.is_over]
             self._queues.clear()
+            for one in left:
+                one.failure = _ENDED
             self._changed.notify()
         for one in left:
-            one.failure = _ENDED
             one.end()
-        if self._thread.ident is not None:
-            self._thread.join()
 
     def want(self, team: str, salt: str, chunk: MediaCells, on_end: Callable[[], None]) -> Encoding:
         """Return the encoding of a chunk, which is made now unless it is known. Hold it as long as it is needed.
@@ -147,7 +153,13 @@ class MediaEncoder:
 
     def _run(self) -> None:
         while (one := self._next()) is not None:
-            self._encode(one)
+            is_whole = False
+            try:
+                self._encode(one)
+                is_whole = True
+            finally:
+                if not is_whole:  # an error that nobody foresaw ends the thread: no call may wait for it
+                    self._fail_all((one,))
             del one  # a call that ends must not find its embeddings held by this frame
 
     def _next(self) -> Encoding | None:

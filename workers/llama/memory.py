@@ -149,6 +149,11 @@ class Memory:
         elif self._laid:
             self._laid.pop(sequence, None)
 
+    def num_cells(self, sequence: int, start: int, end: int) -> int:
+        """Return how many of llama.cpp's cells a range has: those of a picture all lie where it begins."""
+        laid = self._laid.get(sequence) if self._laid else None
+        return end - start if laid is None else laid.whole(end) - laid.whole(start)
+
     def can_continue(self, sequence: int, num_tokens: int) -> bool:
         """Return whether the sequence holds all that is needed to compute the token of cell `num_tokens`.
 

@@ -20,10 +20,15 @@ from tests.integration.engine.test_disk_tier import tier
 from tests.support.lone_context import lone_context
 from tests.support.media_reader import ONE_THREAD, MediaReader, settings
 from tests.support.projectors import PROJECTORS, Pair, picture, sound, write_pair
+from workers.engine.cache.cached_sequence import CachedSequence
 from workers.engine.cache.prompt import Path as Trail
 from workers.engine.cache.prompt import Prompt, Scope
 from workers.engine.encoder import MediaEncoder
 from workers.engine.engine import EngineRequest
+from workers.engine.step.scheduler import SPARE_CELLS
+from workers.engine.step.sequence import Sequence
+from workers.engine.step.step_plan import Chunk as Rows
+from workers.engine.step.step_plan import Plan
 from workers.llama.media.parts import Chunk, MediaChunk, Part, Picture, Sound, TextChunk
 from workers.llama.media.projector import Embeddings, Projector
 from workers.llama.model import Model
@@ -226,6 +231,87 @@ def test_a_picture_of_many_blocks_is_shared_whole_or_not_at_all(pairs: dict[str,
         assert again.cached == large.spans[0].start, "a part of it is of no use"
 
 
+def test_a_block_with_all_of_a_picture_does_not_make_tokens_seem_large(pairs: dict[str, Pair]) -> None:
+    """Prefixes would not be saved at rest although there is room, and be packed in needlessly small parts."""
+    with seeing("qwen2vl", pairs["qwen2vl"]) as eyes:
+        large = eyes.large()
+        eyes.said(large)
+        eyes.push_out()
+        cache = eyes.bench.engine._stepper._cache
+        sizes = {one.start: len(one.state) for one in cache.ram.blocks}
+        assert sizes[large.prompt.spans[0].start // 64 * 64] > 4 * sizes[0]
+        assert cache._token_bytes < 2 * sizes[0] / 64
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_picture_of_many_blocks_is_restored_at_once(
+    has_room: bool, pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first block fills all its cells, of which the books must know, and which must not be computed again."""
+    with seeing("qwen2vl", pairs["qwen2vl"]) as eyes:
+        first = eyes.large()
+        turn = eyes.next_turn(first, eyes.said(first).text)
+        fresh = eyes.said(replace(eyes.bench.again(turn), tenant="fresh"))
+        eyes.push_out()
+        cache, span, ends = eyes.bench.engine._stepper._cache, first.prompt.spans[0], list[int]()
+        restore, make_room = cache.restore, cache.make_room
+
+        def watched(sequence: CachedSequence) -> None:
+            restore(sequence)
+            ends.append(sequence.num_cells)
+
+        def scarce(num_cells: int) -> bool:
+            is_within = any(span.start < one.num_cells < span.end and one.restores for one in cache._live.values())
+            return (has_room or not is_within) and make_room(num_cells)
+
+        monkeypatch.setattr(cache, "restore", watched)
+        monkeypatch.setattr(cache, "make_room", scarce)
+        said = eyes.said(turn)
+        assert ends
+        assert not any(span.start < end < span.end for end in ends)
+        assert (said.cached >= span.end) is has_room
+        assert said.is_like(fresh)
+
+
+def test_a_picture_that_is_being_restored_is_not_encoded(eyes: SeeingBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = eyes.request(1)
+    turn = eyes.next_turn(first, eyes.said(first).text)
+    eyes.push_out()
+    monkeypatch.setattr("workers.engine.step.scheduler.MOVE_S", 0.0)  # a block in each step
+    monkeypatch.setattr(eyes.encoder, "_max_bytes", 0)
+    eyes.encoder._kept.clear()
+    eyes.encoder._num_bytes = 0
+    num_encoded = eyes.encoder.num_encoded
+    assert eyes.said(turn).cached >= first.prompt.spans[-1].end
+    assert eyes.encoder.num_encoded == num_encoded
+
+
+def test_a_call_that_waits_for_its_picture_in_a_slot_begins_after_that(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was saved can't be restored after all, so that the picture is encoded again."""
+    with seeing("phi4", pairs["phi4"]) as eyes:
+        first = eyes.request(1)
+        turn = eyes.next_turn(first, eyes.said(first).text)
+        fresh = eyes.said(replace(eyes.bench.again(turn), tenant="fresh"))
+        eyes.push_out()
+        monkeypatch.setattr(eyes.encoder, "_max_bytes", 0)
+        eyes.encoder._kept.clear()
+        eyes.encoder._num_bytes = 0
+        monkeypatch.setattr(eyes.bench.engine._stepper._cache, "restore", lambda sequence: sequence.restores.clear())
+        slow = SlowProjector(eyes.projector)
+        monkeypatch.setattr(eyes.encoder, "_projector", slow)
+        eyes.bench.submit(turn)
+        assert slow.begun.wait(5)
+        eyes.on_thread(lambda: None)
+        assert not eyes.bench.heard.calls[turn.key]
+        slow.may_go_on.set()
+        eyes.bench.wait(turn.key)
+        said = eyes.heard(turn.key)
+        assert eyes.bench.heard.started(turn.key).num_cached_tokens == said.cached <= first.prompt.spans[0].start
+        assert said.is_like(fresh)
+
+
 def test_a_picture_one_cell_wide_is_at_one_position_too(pairs: dict[str, Pair]) -> None:
     """It takes as many positions as cells. A prefix that ends with it is what a call leaves that is cancelled there."""
     with seeing("qwen2vl", pairs["qwen2vl"]) as eyes:
@@ -254,6 +340,30 @@ def test_a_picture_is_read_beside_running_answers_and_others_pictures(eyes: Seei
     eyes.bench.wait(*keys)
     for seed, key in zip((1, 2, 3), keys[1:], strict=True):
         assert alone[seed].is_like(eyes.heard(key))
+
+
+def test_who_comes_later_does_not_read_first(pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a team that sends small pictures, one after the other, would keep others from reading theirs at all."""
+    with seeing("phi4", pairs["phi4"], llama=msgspec.structs.replace(ONE_THREAD, n_ubatch=16)) as eyes:
+        large = eyes.large()
+        late = replace(eyes.request(2), tenant="late", prompt=prompt_of(eyes.chunks(2, before="See ")))
+        is_encoded, order = threading.Event(), list[int]()
+        encoding = eyes.encoder.want("late", "", late.prompt.spans[0].cells, is_encoded.set)
+        assert is_encoded.wait(10)
+        media = eyes.bench.engine._stepper._media
+        compute = media.compute
+
+        def watched(chunk: Rows[Sequence]) -> None:
+            if not order:
+                eyes.bench.submit(late)
+            order.append(chunk.sequence.key)
+            compute(chunk)
+
+        monkeypatch.setattr(media, "compute", watched)
+        eyes.bench.submit(large)
+        eyes.bench.wait(large.key, late.key)
+        assert encoding.rows is not None
+        assert order[:3] == [large.key, large.key, late.key]
 
 
 def test_callers_who_send_one_picture_have_it_encoded_once(eyes: SeeingBench) -> None:
@@ -435,6 +545,50 @@ def test_answers_about_pictures_are_drafted_from_the_text_around_them(pairs: dic
         said = eyes.said(foretold)
         assert said.is_like(alone)
         assert eyes.bench.heard.finished(foretold.key).timings.draft_n_accepted > 0
+
+
+def test_drafts_leave_the_cells_to_a_picture_that_were_planned_for_it(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them llama.cpp finds none for the picture, and the engine ends."""
+    llama = msgspec.structs.replace(ONE_THREAD, n_ubatch=32)
+    with seeing("qwen2vl", pairs["qwen2vl"], llama=llama, speculation=AS_IT_PAYS) as eyes:
+        plain = eyes.bench.request("Once upon a time", 300, ignore_eos=True)
+        eyes.bench.answer(plain)
+        stepper, large = eyes.bench.engine._stepper, eyes.large()
+        cache, lacking, tight = stepper._cache, list[int](), list[int]()
+        size, extend, compute = cache.kv_tokens, stepper.speculator.extend, stepper._media.compute
+
+        def extend_in_a_full_cache(plan: Plan[Sequence], has_room: Callable[[int], bool]) -> Plan[Sequence] | None:
+            if plan.media is not None:
+                cache.make_room(size)
+                cache.kv_tokens = cache.num_used + plan.num_tokens + plan.media.num_tokens + SPARE_CELLS
+                tight.append(cache.num_free)
+            return extend(plan, has_room)
+
+        def compute_what_fits(chunk: Rows[Sequence]) -> None:
+            lacking.append(max(0, chunk.num_tokens - cache.num_free))
+            cache.kv_tokens = size
+            compute(chunk)
+
+        def eight_of_each(chances: list[list[float]], _: int, **how: object) -> list[int]:
+            return [min(len(one), 8) for one in chances]
+
+        monkeypatch.setattr("workers.engine.step.speculator.LOOK_S", 0.0)
+        monkeypatch.setattr(stepper.speculator._costs, "choose", eight_of_each)
+        monkeypatch.setattr(stepper.speculator._costs, "note_drafted", lambda *_: None)
+        monkeypatch.setattr(stepper.speculator, "extend", extend_in_a_full_cache)
+        monkeypatch.setattr(stepper._media, "compute", compute_what_fits)
+        foretold = replace(eyes.bench.again(plain), prediction=eyes.answer_tokens(plain))
+        is_encoded = threading.Event()
+        encoding = eyes.encoder.want("", "", large.prompt.spans[0].cells, is_encoded.set)
+        assert is_encoded.wait(10)
+        assert encoding.rows is not None
+        eyes.on_thread(lambda: [eyes.bench.submit(one) for one in (foretold, large)] and None)
+        eyes.bench.wait(foretold.key, large.key)
+        assert stepper.speculator.num_drafts
+        assert tight, "answers and the picture shared steps"
+        assert not any(lacking)
 
 
 def test_what_can_not_be_done_with_pictures_is_refused(eyes: SeeingBench) -> None:

@@ -181,6 +181,11 @@ class CachedSequence:
         return self.prompt.floor(self.num_cells) if self.prompt.spans else self.num_cells
 
     @property
+    def is_within_picture(self) -> bool:
+        """Return whether the cells end within a picture of which llama.cpp finds all cells or none."""
+        return self.positions is not None and self.positions.whole(self.num_cells) != self.num_cells
+
+    @property
     def span(self) -> int:
         """Return the number of the span that the next cell belongs to; -1: it is a token's."""
         cell = self.num_cells

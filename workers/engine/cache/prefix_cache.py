@@ -162,7 +162,17 @@ class PrefixCache:
         self._most_used = max(self._most_used, self.num_used)
 
     def restore(self, sequence: CachedSequence) -> None:
-        """Restore the next block that the sequence waits for. If that fails, the remaining tokens are computed."""
+        """Restore the next block that the sequence waits for. If that fails, the remaining tokens are computed.
+
+        A block with the beginning of a picture at one position fills the cells of all of it, so that those after it
+        come at once: other calls count on the cells, and of a part no rest can be computed."""
+        self._restore_next(sequence)
+        while sequence.is_within_picture and sequence.restores:
+            self._restore_next(sequence)
+        if sequence.is_within_picture:
+            self.truncate(sequence, sequence.num_whole)
+
+    def _restore_next(self, sequence: CachedSequence) -> None:
         part = sequence.restores.popleft()
         block = part.block
         if part.start != sequence.num_cells or not self.make_room(_num_cells(block, sequence.positions)):
@@ -182,7 +192,8 @@ class PrefixCache:
         self.ram.touch(block)
         self.num_restored += part.end - part.start
         sequence.num_restored += part.end - part.start
-        self._pace.note_restore(block.end - block.start, time.perf_counter() - started)
+        if num_cells := _num_cells(block, sequence.positions):
+            self._pace.note_restore(num_cells, time.perf_counter() - started)
 
     def _discard(self, block: Block) -> None:
         """Drop a saved block that llama.cpp could not restore."""
@@ -409,8 +420,9 @@ class PrefixCache:
         except MemoryError:
             self._most_used = self.num_used
             return False
-        if end - start >= BLOCK_TOKENS:  # of fewer, what every state begins with is a large part
-            self._token_bytes = max(self._token_bytes, num_bytes / (end - start))
+        num_cells = self._memory.num_cells(holders[0], start, end)
+        if num_cells >= BLOCK_TOKENS:  # of fewer, what every state begins with is a large part
+            self._token_bytes = max(self._token_bytes, num_bytes / num_cells)
         self.num_packed += end - start
         return True
 
@@ -541,7 +553,8 @@ class PrefixCache:
         except UNSAVED as error:
             self._note_unsaved(end - start, error)
             return None
-        self._token_bytes = max(self._token_bytes, len(block.state) / (end - start))
+        if num_cells := self._memory.num_cells(id_, start, end):
+            self._token_bytes = max(self._token_bytes, len(block.state) / num_cells)
         self.ram.add(block, self.index.store(id_, block, self._spared))
         if id_ in self._idle:  # it was last used when its prefix was, and is no newer than the blocks before it
             block.touched = self._idle[id_].last_used

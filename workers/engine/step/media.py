@@ -59,7 +59,9 @@ class MediaSpans:
         """Find out which running calls have to wait for embeddings: what they found in the cache may be lost."""
         for sequence in running:
             if sequence.prompt.spans and not sequence.decoding:
-                self.want(sequence, sequence.num_cells)
+                # What is to be restored, or another call computes for this one, is not lost.
+                known = sequence.restores[-1].end if sequence.restores else sequence.num_cells
+                self.want(sequence, known if sequence.waits_for is None else max(known, sequence.waits_until))
 
     def failure(self, sequence: Sequence) -> Failure | None:
         """Return why embeddings of a call can't be had; None: they can."""

@@ -121,7 +121,7 @@ class Scheduler:
         if sequence.is_alone:
             self._cache.erase(sequence.path())
 
-    def admit(self, events: list[CallEvent], may_enter: Callable[[Sequence], bool]) -> None:
+    def admit(self, may_enter: Callable[[Sequence], bool]) -> None:
         """Give slots to waiting calls that fit, preempting calls of other teams that have more than their share.
 
         `may_enter` returns whether nothing else keeps a call from entering, such as a prefix still to come from disk.
@@ -144,10 +144,14 @@ class Scheduler:
             self.waiting.remove(sequence)
             sequence.slot = self._free_slot(sequence.request.asked.slot)
             sequence.slice.enter(now, sequence.num_predicted)
+            sequence.read_at = now  # it does not go before those that have waited for their turn to read
             bisect.insort(self.running, sequence, key=_order)
             self._enter(sequence)
         self._enter_blocked()
         self._restore()
+
+    def begin(self, events: list[CallEvent]) -> None:
+        """Tell which calls begin: those in a slot of which this step can compute something for the first time."""
         for sequence in self.running:
             if sequence.ready and not sequence.started_at:
                 sequence.num_cached = sequence.num_cells

@@ -284,6 +284,7 @@ class Stepper:
         if plan is None:
             self._admit()
             self._media.look(scheduler.running)
+            scheduler.begin(self.events)
             self._shift_full()
             plan = scheduler.plan(self._of_one_turn)
         self._cache.tidy(self._num_decodes, MOVE_S)
@@ -294,7 +295,7 @@ class Stepper:
 
     def _admit(self) -> None:
         scheduler = self._scheduler
-        scheduler.admit(self.events, self._may_enter)
+        scheduler.admit(self._may_enter)
         refused, scheduler.refused = scheduler.refused, []
         refused += [(one, why) for one in self._unreadable() if (why := self._media.failure(one)) is not None]
         for sequence, failure in refused:
@@ -337,7 +338,8 @@ class Stepper:
         """Run a step without prompts, with drafts if they pay, else in the quickest layout for its number of rows.
 
         `started_at`: time.perf_counter() when the step began to be planned."""
-        drafted = self.speculator.extend(plan, self._has_room)
+        num_media = 0 if plan.media is None else plan.media.num_tokens
+        drafted = self.speculator.extend(plan, partial(self._has_room, num_media))
         if drafted is not None:
             self._decode_drafted(drafted, started_at)
             return
@@ -367,8 +369,9 @@ class Stepper:
         self._scheduler.note_taken(num_tokens - len(plan.decode))
         self.speculator.note_drafted(plan, num_tokens, time.perf_counter() - started_at)
 
-    def _has_room(self, num_cells: int) -> bool:
-        return self._cache.make_room(num_cells + SPARE_CELLS)
+    def _has_room(self, num_media: int, num_cells: int) -> bool:
+        """Return whether cells are free for so many rows, beside those of a picture that the step reads after them."""
+        return self._cache.make_room(num_media + num_cells + SPARE_CELLS)
 
     def _run(self, plan: Plan[Sequence], num_empty: int = 0) -> None:
         """Compute the rows of a plan, and `num_empty` more that belong to no call, by one `llama_decode`."""

@@ -17,13 +17,13 @@ from typing import NamedTuple, Protocol, TypeVar
 from msgspec.structs import asdict, replace
 
 from workers.chat.answers import Answers
-from workers.chat.prompts import Prompts, Seen, is_quick, text_chars
+from workers.chat.prompts import Prompts, Seen, is_quick, length_of, text_chars
 from workers.chat.tools import Parser
 from workers.constraint.thought import Thought, thought_before
 from workers.engine.cache.prompt import Prompt, Span
 from workers.engine.request import EngineRequest, TokenMask
 from workers.llama.sampling.stages import MAX_SEED, settled
-from workers.protocol.events import CallFailed, Failed, Failure, FailureCode
+from workers.protocol.events import CallFailed, Failed, Failure, FailureCode, context_overflow
 from workers.protocol.prefixes import Chain, chain_of
 from workers.protocol.requests import UNBOUNDED, Cancel, GenerateRequest, Sampling, Submit
 from workers.service.calls.delivery import Delivery
@@ -273,11 +273,16 @@ class GenerateCalls:
         return await self._prepared(call, submit, work)
 
     async def _seen(self, submit: Submit) -> Sequence[Seen]:
-        """Return what the model reads of the request's media. Raises CallFailed."""
-        return [
-            await self._media_lane.run(submit.tenant, len(one.data), self._prompts.see, one)
-            for one in submit.request.media
-        ]
+        """Return what the model reads of the request's media. Raises CallFailed, and CallFailed (CONTEXT_OVERFLOW) as
+        soon as they alone are too long: each keeps megabytes until it is encoded."""
+        seen: list[Seen] = []
+        num_tokens = 0
+        for one in submit.request.media:
+            seen.append(await self._media_lane.run(submit.tenant, len(one.data), self._prompts.see, one))
+            num_tokens += length_of(seen[-1])
+            if num_tokens >= self._engine.n_ctx:
+                raise CallFailed(context_overflow(num_tokens, self._engine.n_ctx, is_whole=False))
+        return seen
 
     async def _prepared(self, call: LiveCall, submit: Submit, work: Coroutine[None, None, Result]) -> Result:
         """Return the result of `work`, done by a `FairLane` for the call. Raises CallFailed if the call is given up."""

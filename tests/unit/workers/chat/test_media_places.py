@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from workers.chat.media_places import cut, marked, new_marker, with_markers
-from workers.chat.prompts import Prompt, Prompts
+from workers.chat.prompts import Prompt, Prompts, TooManyTokens
 from workers.chat.template import ChatTemplate
 from workers.llama.media.parts import MediaChunk
 from workers.protocol.events import CallFailed, FailureCode
@@ -87,6 +87,21 @@ def test_a_prompt_without_a_template() -> None:
     request = GenerateRequest(prompt="see this", media=(Medium("sound", b"A"),), prompt_media=(4,))
     made = read(CHAT, request)
     assert (text_of(made.tokens), made.text) == ("^see [A]this", None)
+
+
+def test_a_prompt_that_is_too_long_is_counted_with_its_media() -> None:
+    class Strict(Codes):
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> list[int]:
+            tokens = super().tokenize(text, add_special=add_special, parse_special=parse_special)
+            if most is not None and len(tokens) > most:
+                raise TooManyTokens(len(tokens), is_whole=True)
+            return tokens
+
+    codes = Strict()
+    one = Prompts(ChatTemplate(CHAT), codes, num_tokens=0x110000, n_ctx=20, media=codes)
+    request = GenerateRequest(prompt="0123456789abcdefgh", media=(Medium("picture", b"A"),), prompt_media=(10,))
+    with pytest.raises(CallFailed, match="22 tokens"):
+        one.fitting(request, [one.see(medium) for medium in request.media])
 
 
 def test_as_many_places_as_media() -> None:

@@ -159,3 +159,19 @@ def test_what_is_still_to_come_fails_when_it_stops(steps: Steps) -> None:
     assert begun.rows is not None
     late = want(encoder, "2")
     assert late.failure is not None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_no_call_waits_for_a_thread_that_an_unforeseen_error_has_ended(encoder: MediaEncoder, steps: Steps) -> None:
+    ended: list[str] = []
+    begun = encoder.want("a", "", FakeCells(CELLS, CELLS, b"0"), lambda: ended.append("begun"))
+    assert steps.begun.acquire(timeout=5)
+    waiting = want(encoder, "1")
+    steps.error = RuntimeError("odd")
+    steps.let(1)
+    until(lambda: begun.is_over and waiting.is_over)
+    until(lambda: ended == ["begun"])
+    late = want(encoder, "2")
+    for one in (begun, waiting, late):
+        assert one.failure is not None
+        assert one.failure.code is FailureCode.DRAINING, "gateways ask another worker"

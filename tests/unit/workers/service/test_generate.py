@@ -13,7 +13,7 @@ from tests.support.calls import generate_calls
 from tests.support.scrape import page_of
 from tests.support.waiting import until
 from workers.chat.answers import Answers
-from workers.chat.prompts import SHORT_CHARS, Prompts
+from workers.chat.prompts import SHORT_CHARS, Prompts, Seen
 from workers.chat.template import ChatTemplate
 from workers.engine.counters import EngineCounters
 from workers.engine.request import EngineLoad, EngineRequest
@@ -36,7 +36,7 @@ from workers.protocol.events import (
     decode_step,
 )
 from workers.protocol.framing import FrameReader
-from workers.protocol.requests import Cancel, GenerateRequest, Message, Sampling, Submit, Tool
+from workers.protocol.requests import Cancel, GenerateRequest, Medium, Message, Sampling, Submit, Tool
 from workers.service.calls.call_record import CallRecords
 from workers.service.calls.generate import Constraints
 from workers.service.calls.live_calls import Begun
@@ -399,3 +399,26 @@ async def test_a_cancel_while_the_sampler_is_made_ends_the_call(bench: Bench) ->
     await until(lambda: len(bench.engine.taken) == 1, 10, "the thread goes on without its caller")
     await until(lambda: bench.engine.cancelled[-1:] == [bench.engine.taken[0].key], 10, "what it handed over is ended")
     assert bench.calls.num_calls == 0
+
+
+class ManyCells:
+    """A reader to whom each picture is 300 tokens."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+
+    def read(self, medium: Medium) -> Seen:
+        self.num_read += 1
+        return [[1] * 300]
+
+
+async def test_pictures_that_are_too_long_alone_are_not_all_read() -> None:
+    bench, reader = Bench(), ManyCells()
+    bench.prompts = Prompts(ChatTemplate("{{ messages[0].content }}"), bench.tokenizer, num_tokens=9, media=reader)
+    bench.wire()
+    message = Message("user", "look", media=(0,) * 8)
+    request = GenerateRequest(messages=(message,), media=(Medium("picture", b"A"),) * 8)
+    with pytest.raises(CallFailed, match="600 tokens") as refused:
+        await bench.calls.submit(Submit(gateway="g", call=1, request_id="r", tenant="t", request=request))
+    assert refused.value.failure.code is FailureCode.CONTEXT_OVERFLOW
+    assert reader.num_read == 2
