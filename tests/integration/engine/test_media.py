@@ -110,11 +110,15 @@ class SeeingBench:
         for _ in range(3):
             self.bench.answer(self.bench.request("Once upon a time", 40, ignore_eos=True))
 
-    def on_thread(self, work: Callable[[], None]) -> None:
+    def on_thread(self, work: Callable[[], object]) -> None:
         """Have the engine's thread do something between two steps."""
         done = threading.Event()
-        self.bench.engine.post(work)
-        self.bench.engine.post(done.set)
+
+        def run() -> None:
+            work()
+            done.set()
+
+        self.bench.engine.post(run)
         assert done.wait(10)
 
     def answer(self, request: EngineRequest) -> tuple[str, int]:
