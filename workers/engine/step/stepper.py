@@ -297,14 +297,12 @@ class Stepper:
         scheduler = self._scheduler
         scheduler.admit(self._may_enter)
         refused, scheduler.refused = scheduler.refused, []
-        refused += [(one, why) for one in self._unreadable() if (why := self._media.failure(one)) is not None]
         for sequence, failure in refused:
             self._fail(sequence, failure)
-
-    def _unreadable(self) -> list[Sequence]:
-        """Return the calls with a picture or sound that could not be encoded."""
-        scheduler = self._scheduler
-        return [one for one in (*scheduler.running, *scheduler.waiting) if one.encodings and self._media.failure(one)]
+        for sequence in [one for one in (*scheduler.running, *scheduler.waiting) if one.encodings]:
+            # Not one of those above: they hold no encodings any more.
+            if (why := self._media.failure(sequence)) is not None:
+                self._fail(sequence, why)
 
     def _clean(self) -> None:
         """Clear the cache: without flash attention, a cell with a NaN spoils all sequences, even a free cell."""
