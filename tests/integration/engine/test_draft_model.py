@@ -16,7 +16,7 @@ from tests.support.quantised import Q4_0, write_quantised
 from tests.support.stack import DEMO_MODEL
 from workers.constraint.guidance import QUICK, Grammar, schema_to_lark, tokenizer
 from workers.engine.request import EngineRequest
-from workers.engine.speculation.draft_model import DraftModel
+from workers.engine.speculation.draft_model import MAX_FAILURES, DraftModel
 from workers.engine.speculation.hit_rates import Source
 from workers.llama.model import Model
 from workers.models.speculation import DraftSpec, SpeculationSettings
@@ -222,6 +222,15 @@ def test_a_model_without_room_starts_over(demo: Model, small: Model, caplog: pyt
         assert "the draft model forgets all conversations: llama_decode" in caplog.text
         assert draft_model(bench).is_able
         assert num_accepted(bench) > 0
+
+
+def test_a_model_that_computes_no_numbers_is_given_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(draft_model(bench)._context, "surest", lambda *_: (0, 0.0))
+    said(bench, telling(bench, PROMPTS[0], 30))
+    assert not draft_model(bench).is_able
+    assert caplog.text.count("it computed something that is not a number") == MAX_FAILURES
 
 
 def test_what_is_left_of_a_draft_is_used(bench: Bench) -> None:

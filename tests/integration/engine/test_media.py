@@ -34,7 +34,7 @@ from workers.llama.media.projector import Embeddings, Projector
 from workers.llama.model import Model
 from workers.llama.native import EncodeFailed
 from workers.models.spec import LlamaSettings
-from workers.protocol.events import CallFailed, Failed, FailureCode, Logprobs
+from workers.protocol.events import CallFailed, Failed, Failure, FailureCode, Logprobs
 
 BEFORE = "system\nYou see and hear. " + "Once upon a time there was a cat. " * 8 + "Say what"
 AFTER = "was there, and what was not?"
@@ -468,6 +468,24 @@ def test_a_picture_that_can_not_be_encoded_ends_its_call_alone(slow: tuple[Seein
     assert failed.failure.code is FailureCode.INVALID_REQUEST
     projector.error = None
     assert eyes.bench.answer(eyes.request(1)) == expected(eyes, eyes.chunks(1)), "it is tried again"
+
+
+def test_a_call_that_can_not_begin_for_two_reasons_ends_once(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its picture fails just as it was to enter, and so do its adapters."""
+    with seeing("phi4", pairs["phi4"]) as eyes:
+        eyes.encoder.stop()
+
+        def refuse(*_: object) -> bool:
+            raise CallFailed(Failure(FailureCode.INTERNAL, "no adapter"))
+
+        monkeypatch.setattr(eyes.bench.engine._stepper._media, "may_enter", lambda *_: True)
+        monkeypatch.setattr(eyes.bench.engine._adapters, "enter", refuse)
+        key = eyes.bench.submit(eyes.request(1))
+        eyes.bench.wait(key)
+        eyes.on_thread(lambda: None)
+        assert len(eyes.bench.heard.calls[key]) == 1
 
 
 @pytest.mark.parametrize("name", ["qwen2vl", "phi4", "ultravox"])

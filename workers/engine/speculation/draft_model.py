@@ -22,7 +22,7 @@ from workers.llama.memory import MemoryKind
 from workers.llama.native import DecodeFailed
 
 MAX_FAILURES = 3
-"""Failed batches in a row after which the model drafts no more."""
+"""Guesses in a row that failed, by a batch or by what is not a number, after which the model drafts no more."""
 
 _WEIGHT = 0.2
 
@@ -134,7 +134,7 @@ class DraftModel:
         for one in going:
             held = self._num_held[one.sequence]
             rows.append(batch.add_prompt(one.known[held:], held, one.sequence, num_logits=1))
-        started = time.perf_counter()
+        num_failures, started = self._num_failures, time.perf_counter()
         while going and self._decode():
             for one, row in zip(going, rows, strict=True):
                 self._take(one, row)
@@ -147,7 +147,11 @@ class DraftModel:
             for one in going:
                 position = len(one.known) + len(self._ahead[one.sequence])
                 rows.append(batch.add_token(one.tokens[-1], position, one.sequence))
-        if not all(one.tokens for one in asked):
+        if self._num_failures > num_failures:
+            return
+        if all(one.tokens for one in asked):
+            self._num_failures = 0
+        else:
             self._fail("it computed something that is not a number")
 
     def _take(self, one: Wanted, row: int) -> None:
@@ -173,7 +177,6 @@ class DraftModel:
         except DecodeFailed as error:
             self._fail(str(error))
             return False
-        self._num_failures = 0
         return True
 
     def _fail(self, why: str) -> None:

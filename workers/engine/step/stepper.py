@@ -297,8 +297,9 @@ class Stepper:
         scheduler = self._scheduler
         scheduler.admit(self._may_enter)
         refused, scheduler.refused = scheduler.refused, []
-        refused += self._media.unreadable((*scheduler.running, *scheduler.waiting))
         for sequence, failure in refused:
+            self._fail(sequence, failure)
+        for sequence, failure in self._media.unreadable((*scheduler.running, *scheduler.waiting)):
             self._fail(sequence, failure)
 
     def _clean(self) -> None:
