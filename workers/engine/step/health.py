@@ -25,14 +25,15 @@ class MemoryProbe:
         """`take` returns whether so many bytes can be allocated now."""
         self._take = take
         self._probed_at = 0.0
-        self._plan: object | None = None
+        self._plan_id = 0
+        """Id of the last plan. The plan itself would keep the calls of a step that is long over."""
 
     def has_memory(self, plan: object) -> bool:
         """Return whether a step by this plan has memory, as far as was checked lately."""
         now = time.perf_counter()
-        if now - self._probed_at < (PROBE_CALM_S if plan is self._plan else PROBE_EVERY_S):
+        if now - self._probed_at < (PROBE_CALM_S if id(plan) == self._plan_id else PROBE_EVERY_S):
             return True
-        self._probed_at, self._plan = now, plan
+        self._probed_at, self._plan_id = now, id(plan)
         return self._take(STEP_BYTES)
 
 

@@ -29,31 +29,21 @@ class MediaSpans:
         self._is_there = threading.Event()
         """Set when an encoding is over."""
 
-    def want(self, sequence: Sequence, known: int) -> bool:
-        """Have the embeddings of spans made that end after the first `known` cells; return whether all are there."""
-        encoder, waits = self._encoder, False
-        if encoder is None:
-            return True
+    def want(self, sequence: Sequence, known: int) -> None:
+        """Have the embeddings of spans made that end after the first `known` cells."""
         for number, span in enumerate(sequence.prompt.spans):
-            if span.end > known:
-                encoding = sequence.encodings.get(number)
-                if encoding is None:
-                    salt = sequence.request.asked.cache_salt
-                    encoding = encoder.want(sequence.team, salt, span.cells, self._arrived)
-                    sequence.encodings[number] = encoding
-                waits = waits or not encoding.is_over
-        sequence.encoding = waits
-        return not waits
+            if self._encoder is not None and span.end > known and number not in sequence.encodings:
+                salt = sequence.request.asked.cache_salt
+                sequence.encodings[number] = self._encoder.want(sequence.team, salt, span.cells, self._arrived)
 
     def may_enter(self, sequence: Sequence, cache: PrefixCache) -> bool:
         """Return whether all embeddings are there that a call needs now. If not, they are being made."""
         if not sequence.prompt.spans:
             return True
-        if sequence.encoding and not all(one.is_over for one in sequence.encodings.values()):
+        if sequence.encoding or self.failure(sequence) is not None:
             return False
-        if self.failure(sequence) is not None:
-            return False
-        return self.want(sequence, cache.lookup(sequence).num_known)
+        self.want(sequence, cache.lookup(sequence).num_known)
+        return not sequence.encoding
 
     def look(self, running: list[Sequence]) -> None:
         """Find out which running calls have to wait for embeddings: what they found in the cache may be lost."""

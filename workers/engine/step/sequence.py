@@ -63,7 +63,7 @@ class Sequence(CachedSequence):
 
     __slots__ = (
         *("_ends", "_hooks", "_mask", "_num_prompt_told", "_num_untold", "_piece", "_ruled_out", "_text", "is_plain"),
-        *("adapter_set", "chain", "cost", "decoding", "drafts", "encoding", "encodings", "first_token_at", "limit"),
+        *("adapter_set", "chain", "cost", "decoding", "drafts", "encodings", "first_token_at", "limit"),
         *("num_cached", "read_at"),
         *("num_predicted", "num_preempted", "order", "pending", "request", "row", "sampler", "slice", "slot"),
         *("started_at", "team", "token", "token_at", "waits_for", "waits_since", "waits_until", "weight"),
@@ -103,8 +103,8 @@ class Sequence(CachedSequence):
         """Whether all of the call's tokens except the newest are in the cache."""
         self.encodings: dict[int, Encoding] = {}
         """Number of a span -> its embeddings, from when they are needed to the end of the call."""
-        self.encoding, self.read_at = False, 0.0
-        """`encoding`: the call waits for embeddings. `read_at`: when it last read cells of a span, or got its slot."""
+        self.read_at = 0.0
+        """Time at which cells of a span were last computed, or at which the call got its slot."""
         self.drafts: Drafts | None = None
         """Guesses what comes next, for steps to compute beside the newest token; None: the answer is not drafted."""
         self.row = self.token = 0
@@ -150,6 +150,11 @@ class Sequence(CachedSequence):
     def tells_prompt(self) -> bool:
         """Return whether prompt tokens' probabilities are still to be reported: a step then needs all their logits."""
         return self._num_prompt_told < self.num_prompt
+
+    @property
+    def encoding(self) -> bool:
+        """Return whether the call waits for embeddings."""
+        return any(not one.is_over for one in self.encodings.values())
 
     @property
     def reads_media(self) -> bool:
