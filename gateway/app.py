@@ -43,6 +43,7 @@ from gateway.api.native.request_reader import RequestReader
 from gateway.api.openai.dialects import ChatDialect, CompletionDialect, read_chat_prompt
 from gateway.api.openai.models import Models
 from gateway.api.openai.pooled import EmbeddingsDialect, RerankDialect
+from gateway.api.openai.transcription import TranscriptionDialect
 from gateway.api.openai.writing import unserved_handlers
 from gateway.api.operations.drain import DrainRoute, InFlightRequests, drain_route_token
 from gateway.api.operations.explain import ExplainRoute
@@ -318,6 +319,8 @@ def _handlers(
         "completion": calls.generate(CompletionDialect()),
         "embeddings": calls.pool(EmbeddingsDialect()),
         "rerank": calls.pool(RerankDialect()),
+        "transcriptions": calls.generate(TranscriptionDialect("transcribe"), is_form=True),
+        "translations": calls.generate(TranscriptionDialect("translate"), is_form=True),
         **responses_handlers(calls, access, core.recordings, responses, *of_sockets, core.metrics),
         "messages": calls.generate(MessagesDialect(), takes_media=True),
         "count_tokens": calls.count_tokens(read_prompt, {}),

@@ -139,7 +139,8 @@ class GatewaySettings(PaddockSettings):
         str,
         Field(
             description="hosts from which pictures, sounds and documents may be fetched that callers name by URL, with "
-            "commas between them: names, or `*.example.com` for all names below; empty: nothing is fetched"
+            "commas between them: names, or `*.example.com` for all names below, at ports 80 and 443 unless another "
+            "(`name:8080`) or all (`name:*`) are named; empty: nothing is fetched"
         ),
     ] = ""
     media_allow_private: Annotated[

@@ -67,6 +67,8 @@ def open_contexts(
         draft = opened.enter_context(load_draft(wanted, model, spec.llama, n_ctx=longest))
     (context, beside), n_ctx = make_contexts(model, spec, draft, workers=workers)
     opened.enter_context(context)
+    if spec.speculation.rollback and not context.memory.most_cut:
+        logger.warning("speculation.rollback: llama.cpp can't take this model's memory back, so nothing is drafted")
     if draft is None or beside is None:
         return context, n_ctx, None
     opened.enter_context(beside)

@@ -89,15 +89,17 @@ class CallHandlers:
         job: Job = "chat",
         supersedes: bool = False,
         takes_media: bool = False,
+        is_form: bool = False,
     ) -> Handler:
         """Return the handler of a route that generates text. `job`: what the model must be able to do. `supersedes`:
         whether a newer call ends the older one of the same key and session (`x-session-id`). `takes_media`: whether
-        prompts may have pictures and sounds."""
+        prompts may have pictures and sounds. `is_form`: whether bodies are forms with a file, instead of JSON."""
         responder = Responder(dialect, self.pipeline, self.pings, self.resumable)
 
         async def handle(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
             request_log = request_log_of(scope)
-            async with self.intake.open_body(principal, scope, receive, takes_media=takes_media) as body:
+            form = {"takes_media": takes_media, "is_form": is_form}
+            async with self.intake.open_body(principal, scope, receive, **form) as body:
                 resume = await read_resume_options(scope, body)
                 if resume is not None and resume.stream:
                     await self.resumable.again(resume, body, scope, receive, send)

@@ -21,8 +21,10 @@ from gateway.api.native.lora import LoadBody, UnloadBody
 from gateway.api.native.slots import ActionBody
 from gateway.api.native.texts import DetokenizeBody, TokenizeBody
 from gateway.api.openai import bodies as openai
+from gateway.api.openai import transcription
 from gateway.api.openai.bodies import ChatBody, CompletionBody
 from gateway.api.openai.pooled import EmbeddingsBody, RerankBody
+from gateway.api.openai.transcription import TranscriptionBody, TranslationBody
 from gateway.api.parameters.base import synonyms_of
 from gateway.api.parameters.unsupported import Refusal
 from gateway.api.responses import body as responses
@@ -178,7 +180,8 @@ UNSERVED = "nothing: it answers 501 with what to do instead"
 
 OPENAI = DialectTable(
     "OpenAI",
-    "OpenAI's API with llama-server's and vLLM's extensions; reranking has no place in OpenAI's and is Jina's.",
+    "OpenAI's API with llama-server's and vLLM's extensions; reranking has no place in OpenAI's and is Jina's. "
+    "The routes of `/v1/audio` take forms (`multipart/form-data`), all others JSON.",
     (
         Endpoint(
             (
@@ -198,11 +201,22 @@ OPENAI = DialectTable(
             openai.POOLED_IGNORED,
             openai.RERANK_REFUSED,
         ),
+        Endpoint(
+            spellings("POST", "/v1/audio/transcriptions"),
+            TranscriptionBody,
+            transcription.TRANSCRIPTION_IGNORED,
+            transcription.TRANSCRIPTION_REFUSED,
+        ),
+        Endpoint(
+            spellings("POST", "/v1/audio/translations"),
+            TranslationBody,
+            transcription.TRANSCRIPTION_IGNORED,
+            transcription.TRANSCRIPTION_REFUSED,
+        ),
     ),
     {
         "POST /health/drain": "nothing; `timeout_s` and `settle_s` stand in the address",
         "POST /v1/moderations": UNSERVED,
-        **dict.fromkeys(spellings("POST", "/v1/audio/transcriptions"), UNSERVED),
     },
 )
 

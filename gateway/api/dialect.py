@@ -88,10 +88,15 @@ class StreamWriter(Protocol):
 class WholeWriter(Protocol):
     """Collects the answers to a request, for a response that is sent whole."""
 
+    @property
+    def content_type(self) -> bytes:
+        """The content type of the response."""
+        ...
+
     def add(self, events: list[CallEvent], choice: int) -> None: ...
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the response, a JSON object, in one or more parts. Called when every answer has ended."""
+        """Yield the response in one or more parts. Called when every answer has ended."""
         ...
 
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.dialect import RequestIn, StreamWriter, WholeWriter, Writers
-from gateway.api.http.answers import JSON, note_error, send_error, send_parts, shape_of
+from gateway.api.http.answers import note_error, send_error, send_parts, shape_of
 from gateway.api.http.diagnostics import answer_headers, ping, request_log_of
 from gateway.api.http.streaming import EventStream, Pings, Written, chunk_writer_of, whole_events, written
 from gateway.api.intake.disconnect import ClientGone, until_disconnect
@@ -235,7 +235,7 @@ class Responder(Generic[RequestIn]):
             finally:
                 partial_usage.add_to(request_log)
         await self._conclude_answer(writer, None)
-        await send_parts(send, writer.parts(), JSON, request_log)
+        await send_parts(send, writer.parts(), writer.content_type, request_log)
 
     async def _stream(
         self, asked: RequestIn, call: Call, request_log: RequestLog, scope: Scope, receive: Receive, send: Send

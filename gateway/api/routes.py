@@ -18,7 +18,7 @@ from gateway.api.dialect import ROUTE, SHAPE, ErrorShape, Handler
 from gateway.api.http.diagnostics import request_log_of
 from gateway.api.http.sockets import METHOD
 from gateway.api.native.error_shape import NATIVE
-from gateway.api.openai.writing import COMPLETIONS, OPENAI, RESPONSES
+from gateway.api.openai.writing import COMPLETIONS, OPENAI, RESPONSES, TRANSCRIPTIONS
 from gateway.call import Principal
 from gateway.errors import MethodNotAllowed, NotFound
 from workers.protocol.control import DRAIN_PATH
@@ -121,8 +121,18 @@ DECLARED = (
         "/v1/audio/transcriptions",
         KEY,
         "transcriptions",
-        "not served; says what to do instead",
+        "what is said in a sound, streamed or whole",
+        TRANSCRIPTIONS,
         aliases=("/audio/transcriptions",),
+    ),
+    RouteRow(
+        "POST",
+        "/v1/audio/translations",
+        KEY,
+        "translations",
+        "the same in English",
+        TRANSCRIPTIONS,
+        aliases=("/audio/translations",),
     ),
     RouteRow("POST", "/v1/chat/completions/control", KEY, "control", "not served; says what to do instead", NATIVE),
     RouteRow("GET", "/v1/stream", KEY, "streams", "not served; says what to do instead", NATIVE),

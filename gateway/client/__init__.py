@@ -26,6 +26,8 @@ from gateway.client.answers import (
     TokenLogprob,
     ToolCall,
     ToolCallDelta,
+    Transcription,
+    TranscriptionUsage,
     Usage,
 )
 from gateway.client.async_client import AsyncClient
@@ -129,6 +131,8 @@ __all__ = [
     "TokenizeResponse",
     "ToolCall",
     "ToolCallDelta",
+    "Transcription",
+    "TranscriptionUsage",
     "Unavailable",
     "UnexpectedAnswer",
     "Usage",

@@ -329,6 +329,20 @@ class RerankResponse(Struct, frozen=True):
     usage: Usage | None = None
 
 
+class TranscriptionUsage(Struct, frozen=True):
+    input_tokens: int = 0
+    """Tokens of the instruction, and those in place of the sound."""
+    output_tokens: int = 0
+    total_tokens: int = 0
+
+
+class Transcription(Struct, frozen=True):
+    """The text of what is said in a sound."""
+
+    text: str
+    usage: TranscriptionUsage = TranscriptionUsage()
+
+
 class TokenizeResponse(Struct, frozen=True):
     tokens: tuple[int, ...]
     pieces: tuple[str | bytes, ...] | None = None
@@ -359,6 +373,7 @@ _prompt = msgspec.json.Decoder(_Prompt).decode
 read_embeddings = msgspec.json.Decoder(EmbeddingsResponse).decode
 read_text_embeddings = msgspec.json.Decoder(tuple[TextEmbedding, ...]).decode
 read_ranks = msgspec.json.Decoder(RerankResponse).decode
+read_transcription = msgspec.json.Decoder(Transcription).decode
 
 
 def read_tokens(body: bytes) -> TokenizeResponse:

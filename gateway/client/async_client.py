@@ -139,6 +139,8 @@ class AsyncClient(
     metrics = make_async_method(calls.metrics)
     embed = make_async_method(calls.embed)
     rerank = make_async_method(calls.rerank)
+    transcribe = make_async_method(calls.transcribe)
+    translate = make_async_method(calls.translate)
     tokenize = make_async_method(calls.tokenize)
     detokenize = make_async_method(calls.detokenize)
     apply_template = make_async_method(calls.apply_template)

@@ -14,7 +14,7 @@ import msgspec
 
 import gateway.client.answers as answers
 import gateway.client.server_answers as server_answers
-from gateway.client.answers import EmbeddingsResponse, RerankResponse, TextEmbedding, TokenizeResponse
+from gateway.client.answers import EmbeddingsResponse, RerankResponse, TextEmbedding, TokenizeResponse, Transcription
 from gateway.client.errors import (
     AuthenticationFailed,
     ConnectionFailed,
@@ -24,7 +24,7 @@ from gateway.client.errors import (
     Unavailable,
 )
 from gateway.client.parameters import EncodingFormat, Lora, Messages
-from gateway.client.request import Pause, Request, Script, encode_body
+from gateway.client.request import Pause, Request, Script, encode_body, encode_form
 from gateway.client.server_answers import (
     HealthStatus,
     LoraAdapter,
@@ -168,6 +168,35 @@ def rerank(
     return _post("/v1/rerank", answers.read_ranks, values)
 
 
+def transcribe(
+    sound: bytes,
+    *,
+    model: str | None = None,
+    language: str | None = None,
+    prompt: str | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    extra_body: Mapping[str, Any] | None = None,
+) -> Request[Transcription]:
+    """Write down what is said in a sound: the bytes of a file, WAV, MP3, FLAC or Ogg. The model must hear."""
+    values = {"model": model, "language": language, "prompt": prompt, "temperature": temperature}
+    return _post_form("/v1/audio/transcriptions", {**values, "max_tokens": max_tokens, **(extra_body or {})}, sound)
+
+
+def translate(
+    sound: bytes,
+    *,
+    model: str | None = None,
+    prompt: str | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    extra_body: Mapping[str, Any] | None = None,
+) -> Request[Transcription]:
+    """Write down in English what is said in a sound."""
+    values = {"model": model, "prompt": prompt, "temperature": temperature, "max_tokens": max_tokens}
+    return _post_form("/v1/audio/translations", {**values, **(extra_body or {})}, sound)
+
+
 def tokenize(
     content: str,
     *,
@@ -205,6 +234,11 @@ def apply_template(
 
 def _post(path: str, read: Any, values: Mapping[str, Any]) -> Request[Any]:
     return Request("POST", path, read, body=encode_body(values))
+
+
+def _post_form(path: str, values: Mapping[str, Any], sound: bytes) -> Request[Transcription]:
+    body, content_type = encode_form(values, sound)
+    return Request("POST", path, answers.read_transcription, body=body, content_type=content_type)
 
 
 def _model_query(model: str | None) -> dict[str, str]:

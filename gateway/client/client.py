@@ -139,6 +139,8 @@ class Client(
     metrics = make_method(calls.metrics)
     embed = make_method(calls.embed)
     rerank = make_method(calls.rerank)
+    transcribe = make_method(calls.transcribe)
+    translate = make_method(calls.translate)
     tokenize = make_method(calls.tokenize)
     detokenize = make_method(calls.detokenize)
     apply_template = make_method(calls.apply_template)

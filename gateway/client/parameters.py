@@ -150,6 +150,16 @@ class ChatParameters(GenerationParameters, total=False):
     store: bool | None
 
 
+_TYPES = {
+    ".bmp": "image/bmp",
+    ".flac": "audio/flac",
+    ".oga": "audio/ogg",
+    ".ogg": "audio/ogg",
+    ".opus": "audio/ogg",
+    ".webp": "image/webp",
+}
+"""Content types of endings that `mimetypes` knows only where the system has a table of its own, which images lack."""
+
 Part = dict[str, Any]
 """A part of a message's `content`."""
 
@@ -182,7 +192,7 @@ def file_part(path: Path) -> Part:
     """Return a part with a file of any kind: a picture or a sound by the ending of its name, else a text.
 
     Raises OSError; ValueError if it is none of these."""
-    kind = (mimetypes.guess_type(path.name)[0] or "").partition("/")[0]
+    kind = _type_of(path).partition("/")[0]
     if kind == "image":
         return picture_part(path)
     if kind == "audio":
@@ -197,7 +207,11 @@ def _file(source: bytes | Path) -> tuple[bytes, str]:
     """Return a file's bytes, and the content type that its name stands for; empty: not known."""
     if isinstance(source, bytes):
         return source, ""
-    return source.read_bytes(), mimetypes.guess_type(source.name)[0] or ""
+    return source.read_bytes(), _type_of(source)
+
+
+def _type_of(path: Path) -> str:
+    return _TYPES.get(path.suffix.lower()) or mimetypes.guess_type(path.name)[0] or ""
 
 
 EncodingFormat = Literal["float", "base64"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import secrets
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -27,6 +28,8 @@ class Request(Generic[T]):
     """Reads the body of the answer. Raises msgspec.MsgspecError if it has not the expected form."""
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
+    content_type: str = "application/json"
+    """The content type of `body`."""
     read_at: frozenset[int] = frozenset()
     """Statuses outside 200 to 299 whose body counts as an answer, not as an error."""
     patience_s: float | None = None
@@ -67,6 +70,25 @@ ClientError into it. Its return value is the result."""
 def encode_body(values: Mapping[str, Any]) -> bytes:
     """Return the values that are not None as a JSON body. Raises TypeError for a value that JSON can't express."""
     return msgspec.json.encode({name: value for name, value in values.items() if value is not None})
+
+
+def encode_form(values: Mapping[str, Any], file: bytes) -> tuple[bytes, str]:
+    """Return a form (RFC 7578) of the values that are not None and a file, and its content type with the boundary.
+
+    A text is sent as it is, anything else as JSON. Raises TypeError for a value that JSON can't express."""
+    boundary = secrets.token_hex(16)
+    parts: list[bytes] = []
+    for name, value in values.items():
+        if value is not None:
+            text = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
+            parts.append(_part(boundary, f'name="{name}"', text))
+    parts.append(_part(boundary, 'name="file"; filename="file"', file))
+    return b"".join((*parts, f"--{boundary}--\r\n".encode())), f"multipart/form-data; boundary={boundary}"
+
+
+def _part(boundary: str, names: str, data: bytes) -> bytes:
+    head = f"--{boundary}\r\nContent-Disposition: form-data; {names}\r\n\r\n"
+    return b"%b%b\r\n" % (head.encode(), data)
 
 
 def read_answer(request: Request[T], status: int, headers: Mapping[str, str], body: bytes) -> T:

@@ -104,7 +104,7 @@ class Conversation:
         """Send a file with the next turn: a picture, a sound or a text. Raises ChatUnusable."""
         try:
             self._files.append(file_part(path.expanduser()))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # the last: of a home that nobody has
             raise ChatUnusable(f"{path} can't be sent: {error}") from error
 
     def say(self, text: str) -> Generator[Piece]:

@@ -15,6 +15,8 @@ import pytest
 import requests
 
 from tests.e2e.conftest import DEMO_ALIAS
+from tests.support.media_files import sound_file
+from tests.support.projectors import SAMPLE_RATE, sound
 from tests.support.stack import ROOT, Stack
 
 # Most of its minute is the SDKs' imports, once per example.
@@ -44,6 +46,7 @@ SENSIBLE: dict[str, tuple[str, ...]] = {
     "Tools": (CALL,),
     "A parsed answer": (r"name='Anna' age=31",),
     "A conversation that Paddock keeps": (r"Paddock.*\n.*9", STORY + r"(.|\n)*\n \d+ tokens"),
+    "What is said in a sound": (r"[^\s]", r"[^\s]"),
     "Vectors": (r"^-?[01]\.\d+",),
     "A message": (r"^\d+ tokens\n.*Paddock",),
     "A streamed message": (STORY,),
@@ -163,9 +166,10 @@ def test_it_prints_something_sensible(example: Example, kinds_stack: Stack, tmp_
     text = example.text.replace(ADDRESS, kinds_stack.gateways[0].url).replace(KEY, kinds_stack.key)
     file = tmp_path / "example"
     file.write_text(text)
+    (tmp_path / "speech.wav").write_bytes(sound_file(sound(1), SAMPLE_RATE))
     command = [sys.executable, "-P", str(file)] if example.language == "python" else ["sh", str(file)]
     environment = {**os.environ, "KEY": kinds_stack.key, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(SENSIBLE[example.heading][example.number], done.stdout), done.stdout
     assert not done.stderr

@@ -1,4 +1,4 @@
-"""The fleet that is attacked when no address is given: Redis, one worker with the demo model, one gateway."""
+"""The fleet that is attacked when no address is given: Redis, a gateway, and a worker whose demo model also sees."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 from gateway.access.records import digest
 from tests.security.attack import Target
+from tests.support.projectors import Sizes, phi4, write_projector
 from tests.support.small_models import with_pre_tokenizer, write_wide_model
 from tests.support.stack import DEMO_MODEL, Stack
 
@@ -22,6 +25,10 @@ CACHE_RAM_MIB = 8
 REGEX_PRE_TOKENIZER = "tekken"
 """One that llama.cpp runs by std::regex, which ends a process over a long run of like characters."""
 
+
+SEES = Sizes(width=384, n_head=6, n_ff=1536, n_layer=12, patch=16, n_embd=192)
+LEAST_CELLS, MOST_CELLS = 16, 64
+"""Of a picture. Encoding one takes some hundredths of a second."""
 
 NUM_TOKENS = 150_000
 """Of the wide model's vocabulary."""
@@ -44,10 +51,14 @@ def attacked_fleet(measured: bool = False, *, wide: bool = False) -> Iterator[tu
     records = [{"name": name, "team": team, "sha256": digest(key)} for name, team, key in KEYS]
     with Stack(cores=pinned, measured=measured) as stack:
         model = stack.folder / "demo.gguf"
+        sight: dict[str, Any] = {}
         if wide:
             write_wide_model(model, NUM_TOKENS, pre=REGEX_PRE_TOKENIZER)
         else:
             with_pre_tokenizer(DEMO_MODEL, model, REGEX_PRE_TOKENIZER)
+            projector = stack.folder / "mmproj.gguf"
+            write_projector(projector, partial(phi4, sizes=SEES, least=LEAST_CELLS, most=MOST_CELLS))
+            sight["projector"] = projector
         worker = stack.worker(
             model,
             MODEL,
@@ -55,6 +66,7 @@ def attacked_fleet(measured: bool = False, *, wide: bool = False) -> Iterator[tu
             slot_save_dir=stack.folder / "slots",
             cache_ram_mib=CACHE_RAM_MIB,
             chat_template=QUADRATIC + DEMO_TEMPLATE.read_text(),
+            **sight,
         )
         gateway = stack.gateway(api_keys=json.dumps(records))
         target = Target(gateway.url, MODEL, ATTACKER_KEY, VICTIM_KEY, worker.url)

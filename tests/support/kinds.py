@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.support.pooled_models import write_reranker
+from tests.support.projectors import write_pair
 from tests.support.small_models import write_infill_model
 from tests.support.stack import DEMO_MODEL, Stack
 
 DEMO_ALIAS = "paddock-demo"
-EMBEDDER, RERANKER, INFILLER = "embedder", "reranker", "infiller"
+EMBEDDER, RERANKER, INFILLER, LISTENER = "embedder", "reranker", "infiller", "listener"
 
 
 @contextmanager
@@ -28,7 +29,9 @@ def stack_of_all_kinds(*, default_chat: str = "", **chat: object) -> Iterator[St
         for name, write in ((RERANKER, write_reranker), (INFILLER, write_infill_model)):
             write(stack.folder / f"{name}.gguf")
             stack.worker(stack.folder / f"{name}.gguf", name, slots=2, wait=False)
-        names = (DEMO_ALIAS, EMBEDDER, RERANKER, INFILLER)
+        pair = write_pair(stack.folder, "ultravox")
+        stack.worker(pair.model, LISTENER, slots=2, ctx=512, projector=pair.projector, wait=False)
+        names = (DEMO_ALIAS, EMBEDDER, RERANKER, INFILLER, LISTENER)
         for number, (name, process) in enumerate(zip(names, stack.workers, strict=True)):
             stack.wait_for_worker(name, f"worker-{number}", process)
         if default_chat:

@@ -28,6 +28,21 @@ SAMPLE_RATE = 16_000
 
 
 @dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of an encoder, and the width of the text model that it is for."""
+
+    width: int = WIDTH
+    n_head: int = N_HEAD
+    n_ff: int = N_FF
+    n_layer: int = N_LAYER
+    patch: int = PATCH
+    n_embd: int = N_EMBD
+
+
+SMALL = Sizes()
+
+
+@dataclass(frozen=True, slots=True)
 class SmallProjector:
     name: str
     write: Callable[[Draft], None]
@@ -51,51 +66,60 @@ def _norm(draft: Draft, name: str, length: int) -> None:
     draft.vector(f"{name}.bias", length, 0.0)
 
 
-def _encoder(draft: Draft, prefix: str, *, key_bias: bool = True) -> None:
+def _encoder(draft: Draft, prefix: str, *, key_bias: bool = True, sizes: Sizes = SMALL) -> None:
     """Layers as SigLIP and Whisper have them."""
-    for layer in range(N_LAYER):
+    width = sizes.width
+    for layer in range(sizes.n_layer):
         block = f"{prefix}.blk.{layer}"
-        _norm(draft, f"{block}.ln1", WIDTH)
-        _norm(draft, f"{block}.ln2", WIDTH)
-        _linear(draft, f"{block}.attn_q", WIDTH, WIDTH, gain=1.5)
-        _linear(draft, f"{block}.attn_k", WIDTH, WIDTH, gain=1.5, bias=key_bias)
-        _linear(draft, f"{block}.attn_v", WIDTH, WIDTH)
-        _linear(draft, f"{block}.attn_out", WIDTH, WIDTH)
-        _linear(draft, f"{block}.ffn_up", N_FF, WIDTH)
-        _linear(draft, f"{block}.ffn_down", WIDTH, N_FF)
+        _norm(draft, f"{block}.ln1", width)
+        _norm(draft, f"{block}.ln2", width)
+        _linear(draft, f"{block}.attn_q", width, width, gain=1.5)
+        _linear(draft, f"{block}.attn_k", width, width, gain=1.5, bias=key_bias)
+        _linear(draft, f"{block}.attn_v", width, width)
+        _linear(draft, f"{block}.attn_out", width, width)
+        _linear(draft, f"{block}.ffn_up", sizes.n_ff, width)
+        _linear(draft, f"{block}.ffn_down", width, sizes.n_ff)
 
 
-def _shape(draft: Draft, half: str, kind: str) -> None:
+def _shape(draft: Draft, half: str, kind: str, sizes: Sizes = SMALL) -> None:
     writer = draft.writer
     writer.add_type("mmproj")
     writer.add_bool(f"clip.has_{half}_encoder", True)
     writer.add_string("clip.projector_type", kind)
     writer.add_bool("clip.use_gelu", True)
-    writer.add_uint32(f"clip.{half}.embedding_length", WIDTH)
-    writer.add_uint32(f"clip.{half}.feed_forward_length", N_FF)
-    writer.add_uint32(f"clip.{half}.block_count", N_LAYER)
-    writer.add_uint32(f"clip.{half}.projection_dim", N_EMBD)
-    writer.add_uint32(f"clip.{half}.attention.head_count", N_HEAD)
+    writer.add_uint32(f"clip.{half}.embedding_length", sizes.width)
+    writer.add_uint32(f"clip.{half}.feed_forward_length", sizes.n_ff)
+    writer.add_uint32(f"clip.{half}.block_count", sizes.n_layer)
+    writer.add_uint32(f"clip.{half}.projection_dim", sizes.n_embd)
+    writer.add_uint32(f"clip.{half}.attention.head_count", sizes.n_head)
     writer.add_float32(f"clip.{half}.attention.layer_norm_epsilon", 1e-6)
 
 
-def _vision(draft: Draft, kind: str, image_size: int, *, num_positions: int = 0, patches: tuple[str, ...] = ()) -> None:
+def _vision(
+    draft: Draft,
+    kind: str,
+    image_size: int,
+    *,
+    num_positions: int = 0,
+    patches: tuple[str, ...] = (),
+    sizes: Sizes = SMALL,
+) -> None:
     """What encoders of pictures have in common. `patches`: names of the tensors that read patches, if not the usual
     one with a bias."""
-    _shape(draft, "vision", kind)
-    writer = draft.writer
+    _shape(draft, "vision", kind, sizes)
+    writer, width, patch = draft.writer, sizes.width, sizes.patch
     writer.add_uint32("clip.vision.image_size", image_size)
-    writer.add_uint32("clip.vision.patch_size", PATCH)
+    writer.add_uint32("clip.vision.patch_size", patch)
     writer.add_array("clip.vision.image_mean", [0.5] * 3)
     writer.add_array("clip.vision.image_std", [0.5] * 3)
     for name in patches or ("v.patch_embd.weight",):
-        draft.add(name, draft.rng.standard_normal((WIDTH, 3, PATCH, PATCH)) / PATCH)
+        draft.add(name, draft.rng.standard_normal((width, 3, patch, patch)) / patch)
     if not patches:
-        draft.vector("v.patch_embd.bias", WIDTH, 0.0)
+        draft.vector("v.patch_embd.bias", width, 0.0)
     if num_positions:
-        draft.add("v.position_embd.weight", draft.rng.standard_normal((num_positions, WIDTH)) / 2)
-    _norm(draft, "v.post_ln", WIDTH)
-    _encoder(draft, "v")
+        draft.add("v.position_embd.weight", draft.rng.standard_normal((num_positions, width)) / 2)
+    _norm(draft, "v.post_ln", width)
+    _encoder(draft, "v", sizes=sizes)
 
 
 def _gemma3(draft: Draft) -> None:
@@ -127,13 +151,14 @@ def _idefics3(draft: Draft) -> None:
     draft.matrix("mm.model.fc.weight", N_EMBD, 4 * WIDTH)
 
 
-def _phi4(draft: Draft) -> None:
-    """A cell for each patch, 4 to 64 of them, and no tokens around."""
-    _vision(draft, "phi4", 32, num_positions=16)
-    draft.writer.add_uint32("clip.vision.image_min_pixels", 4 * PATCH * PATCH)
-    draft.writer.add_uint32("clip.vision.image_max_pixels", 64 * PATCH * PATCH)
-    _linear(draft, "mm.0", N_EMBD, WIDTH)
-    _linear(draft, "mm.2", N_EMBD, N_EMBD)
+def phi4(draft: Draft, sizes: Sizes = SMALL, least: int = 4, most: int = 64) -> None:
+    """A cell for each patch, `least` to `most` of them, and no tokens around."""
+    side = int(np.sqrt(least)) * 2
+    _vision(draft, "phi4", side * sizes.patch, num_positions=side**2, sizes=sizes)
+    draft.writer.add_uint32("clip.vision.image_min_pixels", least * sizes.patch**2)
+    draft.writer.add_uint32("clip.vision.image_max_pixels", most * sizes.patch**2)
+    _linear(draft, "mm.0", sizes.n_embd, sizes.width)
+    _linear(draft, "mm.2", sizes.n_embd, sizes.n_embd)
 
 
 def _sound(draft: Draft, kind: str) -> None:
@@ -183,7 +208,7 @@ PROJECTORS = {
             _idefics3,
             tokens=("\n\n", "<fake_token_around_image>", "<global-img>", *SLICE_TOKENS),
         ),
-        SmallProjector("phi4", _phi4),
+        SmallProjector("phi4", phi4),
         SmallProjector("ultravox", ultravox, sees=False),
         SmallProjector("qwen2a", _qwen2a, "qwen2vl", qwen2vl, ("<|audio_bos|>", "<|audio_eos|>"), sees=False),
     )

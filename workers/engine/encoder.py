@@ -61,7 +61,7 @@ class Encoding:
     def __init__(self, key: Key, chunk: MediaCells) -> None:
         self.key = key
         self.chunk: MediaCells | None = chunk
-        """What is to be encoded; None: it was, and its pixels are not needed any more."""
+        """What is to be encoded: some megabytes. None: that is over, and those who need the cells hold them."""
         self.rows: Embeddings | None = None
         """The embeddings, float32 [cells, width]; None: they are still to come, or failed."""
         self.failure: Failure | None = None
@@ -180,9 +180,9 @@ class MediaEncoder:
     def _encode(self, one: Encoding) -> None:
         began = time.perf_counter()
         rows, failure = None, None
+        chunk, one.chunk = one.chunk, None
         try:
-            rows = self._projector.encode(one.chunk)
-            one.chunk = None
+            rows = self._projector.encode(chunk)
         except EncodeFailed as error:
             log.warning("a picture or sound could not be encoded: %s", error)
             failure = _FAILED

@@ -169,14 +169,6 @@ class EmbeddingBatch:
 MAX_SEQUENCES = 256
 """Maximum sequences of a context: llama.cpp's own bound."""
 
-SMALL_STATES = ("lfm2", "lfm2moe")
-"""Architectures whose recurrent layers keep the last two or three tokens only: some tens of KiB for each sequence."""
-
-FREE_ROLLBACK = 8
-"""Number of tokens by which such a model can go back unless its settings say otherwise. On a processor that takes no
-time: a step of ten such layers took 14.3 ms with and without. GPUs, which start a kernel for each state, were not
-measured."""
-
 _REASONS = {1: "no free cells in the KV cache", 2: "aborted", -1: "invalid batch"}
 
 PROMPT_LOGITS = 32
@@ -186,12 +178,9 @@ PROMPT_LOGITS = 32
 class Context(NativeOwner):
     """A context for `slots` calls over `kv_tokens` shared cells. Close it before its model."""
 
-    def __init__(
-        self, model: Model, settings: LlamaSettings, *, slots: int, kv_tokens: int, rollback: int | None = 0
-    ) -> None:
+    def __init__(self, model: Model, settings: LlamaSettings, *, slots: int, kv_tokens: int, rollback: int = 0) -> None:
         """Allocate the KV cache and the compute buffers. `rollback`: number of tokens by which recurrent layers can go
-        back, at the cost of as many states more of each sequence; None: `FREE_ROLLBACK` where that costs nothing.
-        Raises ModelError, ModelTooLarge."""
+        back, at the cost of as many states more of each sequence. Raises ModelError, ModelTooLarge."""
         # A GPU only queues the work; `sample`, which keeps the interpreter lock, would wait for it and stop the loop.
         self._queues = bool(c.llama_supports_gpu_offload())
         self.on_gpu = self._queues and settings.uses_devices
@@ -203,9 +192,6 @@ class Context(NativeOwner):
         kind = kind_of(model.pointer, swa_full=settings.swa_full)
         params.n_seq_max = min(slots + (max(slots, 8) + 1 if kind.by_range else 1), MAX_SEQUENCES)
         params.kv_unified = True
-        if rollback is None:
-            is_free = model.architecture in SMALL_STATES and not self.on_gpu
-            rollback = FREE_ROLLBACK if is_free else 0
         # With a window, rows of several sequences would have to be as many of each (`Memory.window`).
         params.n_rs_seq = rollback if kind is MemoryKind.HYBRID and not c.llama_model_n_swa(model.pointer) else 0
         # A step never has more rows than this.

@@ -98,6 +98,11 @@ class CellPositions:
         return next((end for start, end, _, _ in self._pictures if start < cell < end), cell)
 
 
+def num_cells_of(positions: CellPositions | None, start: int, end: int) -> int:
+    """Return how many of llama.cpp's cells a range has: those of a picture all lie where it begins."""
+    return end - start if positions is None else positions.whole(end) - positions.whole(start)
+
+
 class Follower(Protocol):
     """A memory of the same sequences in another context, which is told after each change (that of a draft model)."""
 
@@ -132,7 +137,8 @@ class Memory:
         computes the first one. For a later one it drops cells that an earlier one, not computed yet, still needs.
         `HYBRID` memory cuts a batch into micro-batches of sequences with equally many rows."""
         self.most_cut = ANY_NUMBER if kind is MemoryKind.ATTENTION else rollback
-        """Maximum number of a sequence's newest tokens, all of them of the last `decode`, that `cut` can drop once."""
+        """Maximum number of a sequence's newest tokens that `cut` can drop. With a recurrent state only once, and only
+        right after a `decode` of this sequence alone that computed them all."""
         self.can_shift: bool = (
             kind is MemoryKind.ATTENTION
             and cache_type_k != "bf16"
@@ -149,9 +155,8 @@ class Memory:
             self._laid.pop(sequence, None)
 
     def num_cells(self, sequence: int, start: int, end: int) -> int:
-        """Return how many of llama.cpp's cells a range has: those of a picture all lie where it begins."""
-        laid = self._laid.get(sequence) if self._laid else None
-        return end - start if laid is None else laid.whole(end) - laid.whole(start)
+        """Return how many of llama.cpp's cells a range has, as `num_cells_of` counts them."""
+        return num_cells_of(self._laid.get(sequence), start, end)
 
     def can_continue(self, sequence: int, num_tokens: int) -> bool:
         """Return whether the sequence holds all that is needed to compute the token of cell `num_tokens`.

@@ -35,17 +35,14 @@ class SpeculationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         Meta(description="text that stood before: in the conversation, a `prediction`, earlier answers of the team"),
     ] = True
     form: Annotated[bool, Meta(description="text that an answer's schema or grammar leaves as the only one")] = True
-    rollback: (
-        Annotated[
-            int,
-            Meta(
-                ge=0,
-                le=16,
-                description="most tokens of a draft for models with recurrent layers that llama.cpp can take back, for "
-                "which each slot has memory for as many states more; unset: 8 with LFM2 on a processor, else 0",
-            ),
-        ]
-        | None
-    ) = None
+    rollback: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=16,
+            description="most tokens of a draft for models with recurrent layers that llama.cpp can take back, for "
+            "which each slot has memory for as many states more; 0: nothing is drafted for them",
+        ),
+    ] = 0
     draft: DraftSpec | None = None
     """A draft model: a second, smaller one of the same vocabulary."""

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from gateway.api.anthropic.error_shape import error_body
 from gateway.api.anthropic.request import MessagesRequest, read_messages_request
-from gateway.api.http.answers import in_parts
+from gateway.api.http.answers import JSON, in_parts
 from gateway.api.http.diagnostics import ignored_of
 from gateway.api.intake.intake import attachments_of
 from gateway.call import Call
@@ -166,6 +166,8 @@ def _event(name: str, document: dict[str, Any]) -> bytes:
 
 class WholeWriter:
     """Collects one whole message from the events: its blocks in the order in which they began."""
+
+    content_type = JSON
 
     def __init__(self, call: Call) -> None:
         self._model = call.alias

@@ -29,6 +29,7 @@ from gateway.api.intake.body import (
     unchecked_held_bytes,
 )
 from gateway.api.intake.decoding import INLINE_BYTES, INLINE_NUMBERS, INLINE_STRINGS, DecodingThread
+from gateway.api.intake.form import FormReader, boundary_of
 from gateway.api.intake.memory_budget import MemoryBudget, Reservation
 from gateway.api.media.attachments import DEFAULT_MAX_BYTES, Attachments
 from gateway.api.media.sieve import Cut, MediaSieve
@@ -93,14 +94,17 @@ class Intake:
         most: int | None = None,
         *,
         takes_media: bool = False,
+        is_form: bool = False,
     ) -> AsyncIterator[Body]:
         """Read a request's body of at most `most` bytes (None: `max_body_bytes`), and check it while it comes.
-        `takes_media`: files are cut out of it (`MediaSieve`), and do not count for `most`.
+        `takes_media`: files are cut out of it (`MediaSieve`), and do not count for `most`. `is_form`: it is a form with
+        a file, and `Body.raw` a JSON object of its fields (`FormReader`).
 
         Raises BodyTooLarge, BodyTooSlow, InvalidRequest, ContextOverflow, TakesTooMuch, HeldTooMuch, MemoryFull and
         ClientGone."""
         most = self.max_body_bytes if most is None else min(most, self.max_body_bytes)
-        limit, remedy = (max(most, self.media.body), MEDIA_REMEDY) if takes_media else (most, BODY_REMEDY)
+        has_files = takes_media or is_form
+        limit, remedy = (max(most, self.media.body), MEDIA_REMEDY) if has_files else (most, BODY_REMEDY)
         reservation = self._budget.reserve(principal)
         scope[RESERVATION] = reservation
         try:
@@ -110,7 +114,11 @@ class Intake:
                 reservation.resize(UNCHECKED_FACTOR * declared)
             elif declared <= limit:
                 reservation.resize(declared)
-            incoming = _IncomingCheck(self, reservation, most, MediaSieve() if takes_media else None)
+            incoming: _IncomingCheck | _IncomingForm
+            if is_form:
+                incoming = _IncomingForm(self, reservation, FormReader(boundary_of(scope), self.media.medium))
+            else:
+                incoming = _IncomingCheck(self, reservation, most, MediaSieve() if takes_media else None)
             raw = await read_body(scope, receive, limit, on_part=incoming.add, remedy=remedy)
             raw = incoming.finish(raw)
             body = Body(raw, reservation, self, incoming.shape(), incoming.attachments())
@@ -150,7 +158,7 @@ class Intake:
         attachments: Attachments,
     ) -> ReadT:
         """Return what `read` makes of a body. `shape`: how much the body holds; None: it is too short to matter."""
-        is_quick = len(raw) <= INLINE_BYTES and _is_quick(shape)
+        is_quick = len(raw) <= INLINE_BYTES and _is_quick(shape) and attachments.are_quick
         held_bytes = unchecked_held_bytes(raw) if shape is None else shape.held_bytes
         try:
             asked = read(raw) if is_quick else await self._decoding.run(reservation.team, partial(read, raw))
@@ -166,9 +174,12 @@ class Intake:
                 reservation.resize(held_bytes + attachments.num_bytes + attachments.num_text_bytes)
                 return asked
             del asked
-        held_bytes += attachments.num_chars_left
-        reservation.grow(held_bytes + attachments.num_bytes)
-        return await self._decoding.run(reservation.team, lambda: read(attachments.restored(raw)))
+        held_bytes += attachments.num_chars_left + attachments.num_bytes
+        reservation.grow(held_bytes)
+        attachments.num_text_bytes = 0
+        asked = await self._decoding.run(reservation.team, lambda: read(attachments.restored(raw)))
+        reservation.grow(held_bytes + attachments.num_text_bytes)
+        return asked
 
     async def check(self, raw: bytes, reservation: Reservation) -> Shape | None:
         """Check a body that came whole. Return how much it holds; None: it is too short to matter."""
@@ -363,3 +374,40 @@ class _IncomingCheck:
     def attachments(self) -> Attachments:
         """Return the files that were cut out."""
         return self._intake.attachments({} if self._sieve is None else self._sieve.cuts)
+
+
+class _IncomingForm:
+    """Reads a form while it comes in, and refuses it with the first slice that exceeds a limit."""
+
+    __slots__ = ("_form", "_intake", "_reservation")
+
+    def __init__(self, intake: Intake, reservation: Reservation, form: FormReader) -> None:
+        self._intake = intake
+        self._reservation = reservation
+        self._form = form
+
+    async def add(self, part: bytes, num_bytes: int) -> bytes:
+        """Read the next part. `num_bytes`: bytes of the body so far, this part included. Nothing is kept beside what
+        the form keeps."""
+        if num_bytes <= SLICE_BYTES:
+            self._add(part)
+        else:
+            for piece in slices(part):
+                await self._intake.run_slice(self._reservation.team, partial(self._add, piece))
+        return b""
+
+    def finish(self, raw: bytes) -> bytes:
+        """Return the form's fields as a JSON object."""
+        return self._form.finish()
+
+    def _add(self, piece: bytes) -> None:
+        self._form.feed(piece)
+        self._reservation.grow(self._form.num_bytes)
+
+    def shape(self) -> Shape | None:
+        """Return None: the fields are still to be checked."""
+        return None
+
+    def attachments(self) -> Attachments:
+        """Return the file."""
+        return self._intake.attachments(self._form.cuts)

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-NAT64 = (ip_network("64:ff9b::/96"), ip_network("64:ff9b:1::/48"))
-"""Prefixes whose addresses end in an IPv4 address that a gateway of the network reaches (RFC 6052, RFC 8215)."""
+NAT64 = ip_network("64:ff9b::/96")
+"""Prefix of addresses that end in an IPv4 address, which a gateway of the network reaches (RFC 6052)."""
+LOCAL_NAT64 = ip_network("64:ff9b:1::/48")
+"""The same for prefixes that a network makes for itself (RFC 8215); only the network knows how long they are."""
 COMPATIBLE = ip_network("::/96")
 """Deprecated addresses that end in an IPv4 address (RFC 4291)."""
+USUAL_PORTS = (80, 443)
 CGNAT = ip_network("100.64.0.0/10")
 METADATA = (
     ip_network("169.254.0.0/16"),
@@ -26,11 +29,15 @@ METADATA = (
 Address = IPv4Address | IPv6Address
 
 
-def is_listed(host: str, allowed: Sequence[str]) -> bool:
-    """Return whether a host is one of `allowed`: names, or `*.example.com` for all names below example.com."""
+def is_listed(host: str, allowed: Sequence[str], port: int = 443) -> bool:
+    """Return whether a host is one of `allowed`: names, or `*.example.com` for all names below example.com. At ports
+    other than 80 and 443 it is only if they are named: `example.com:8080`, or `example.com:*` for all."""
     name = _plain(host)
     for one in allowed:
-        wanted = _plain(one)
+        written, ports = _with_ports(one)
+        if ports is not None and port not in ports:
+            continue
+        wanted = _plain(written)
         if wanted.startswith("*."):
             if name.endswith(wanted[1:]) and len(name) > len(wanted) - 1:
                 return True
@@ -49,6 +56,16 @@ def why_refused(address: str, *, allow_private: bool) -> str:
     return next((why for one in _meant(found) if (why := _refusal(one, allow_private=allow_private))), "")
 
 
+def _with_ports(entry: str) -> tuple[str, tuple[int, ...] | None]:
+    """Return the host of an entry, and the ports at which it is listed; None: all."""
+    host, colon, port = entry.strip().rpartition(":")
+    if not colon or (":" in host and not host.endswith("]")):  # the second: an IPv6 address without a port
+        return entry, USUAL_PORTS
+    if port == "*":
+        return host, None
+    return (host, (int(port),)) if port.isdigit() else (entry, USUAL_PORTS)
+
+
 def _plain(host: str) -> str:
     return host.strip().lower().rstrip(".").strip("[]")
 
@@ -65,11 +82,19 @@ def _meant(address: Address) -> list[Address]:
         meant.append(address.sixtofour)
     if address.teredo is not None:
         meant += address.teredo
-    if any(address in network for network in NAT64):
+    if address in NAT64:
         return [last]
+    if address in LOCAL_NAT64:
+        return _behind_nat64(address.packed)
     if address in COMPATIBLE and int(address) > 1:
         meant.append(last)
     return meant
+
+
+def _behind_nat64(packed: bytes) -> list[Address]:
+    """Return the IPv4 addresses in an address, one for each length that its prefix can have (RFC 6052, 2.2)."""
+    found = (packed[6:8] + packed[9:11], packed[7:8] + packed[9:12], packed[9:13], packed[12:])
+    return [IPv4Address(one) for one in found if one[0]] or [IPv4Address(0)]
 
 
 def _refusal(address: Address, *, allow_private: bool) -> str:
@@ -92,7 +117,7 @@ def _refusal(address: Address, *, allow_private: bool) -> str:
     return ""
 
 
-_OWN = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
+_OWN = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fec0::/10")))
 
 
 def _is_own(address: Address) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import binascii
+import codecs
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 
-from gateway.api.intake.decoding import let_loop_run
+from gateway.api.intake.decoding import INLINE_BYTES, let_loop_run
 from gateway.api.media.kinds import KNOWN, NAME_OF, Kind, bare_type, is_text, kind_of, kind_of_type
 from gateway.api.media.sieve import Cut, restored, tokens_in
 from gateway.errors import InvalidRequest, NotSupported
@@ -51,28 +52,34 @@ class Attachments:
         self.max_text_chars = max_text_chars
         self.num_text_bytes = 0
         """Bytes of memory that the documents take that have become texts, estimated from above."""
-        self._cuts = dict(cuts or {})
+        self.num_bytes = 0
+        """The bytes of all files that were cut out."""
+        self.num_loose_bytes = 0
+        """The bytes of files that were read from base64 which was not cut out, as in messages of a WebSocket. A file
+        counts each time that it is read."""
+        self.num_chars = 0
+        """The characters that the base64 of all files had."""
+        self.num_chars_left = 0
+        """The characters of base64 that belong to ordinary texts, since no reader took them for media."""
+        self._cuts: dict[str, Cut] = {}
         self._max_bytes = max_bytes
         self._taken: set[str] = set()
+        self.add(cuts or {})
 
     @property
-    def num_bytes(self) -> int:
-        """The bytes of all files that were cut out."""
-        return sum(len(cut.data) for cut in self._cuts.values())
-
-    @property
-    def num_chars(self) -> int:
-        """The characters that the base64 of all files had."""
-        return sum(cut.num_chars for cut in self._cuts.values())
-
-    @property
-    def num_chars_left(self) -> int:
-        """The characters of base64 that belong to ordinary texts, since no reader took them for media."""
-        return sum(cut.num_chars for token, cut in self._cuts.items() if token not in self._taken)
+    def are_quick(self) -> bool:
+        """Whether they are few, and short if they are no pictures or sounds, as they may become texts."""
+        if len(self._cuts) > MAX_MEDIA:
+            return False
+        return sum(len(cut.data) for cut in self._cuts.values() if kind_of(cut.data) is None) <= INLINE_BYTES
 
     def add(self, cuts: Mapping[str, Cut]) -> None:
-        """Add files that were cut out of a stored response."""
+        """Add files that were cut out of a body or a stored response. There can be thousands: they are counted once."""
         self._cuts |= cuts
+        num_chars = sum(cut.num_chars for cut in cuts.values())
+        self.num_bytes += sum(len(cut.data) for cut in cuts.values())
+        self.num_chars += num_chars
+        self.num_chars_left += num_chars
 
     def restored(self, text: bytes) -> bytes:
         """Return the body's text with all that belongs there: the base64 that no reader took for media."""
@@ -97,10 +104,7 @@ class Attachments:
 
         Raises InvalidRequest, NotSupported."""
         if is_link(value):
-            if len(value) > MAX_URL_CHARS:
-                raise InvalidRequest(
-                    f"`{path}` has more than {MAX_URL_CHARS} characters. Send a shorter URL.", param=path
-                )
+            check_url(value, path)
             return LinkedMedium(kind or "picture", b"", param, url=value)
         named = ""
         if is_data_url(value):
@@ -137,10 +141,13 @@ class Attachments:
         """Return the file and its SHA-256."""
         cut = self._cuts.get(value)
         if cut is not None:
-            self._taken.add(value)
+            if value not in self._taken:
+                self._taken.add(value)
+                self.num_chars_left -= cut.num_chars
             data, digest = cut.data, cut.sha256
         else:
             data = _decode(value, path)
+            self.num_loose_bytes += len(data)
             digest = sha256(data).digest()
         check_size(data, self._max_bytes, path)
         return data, digest
@@ -149,6 +156,12 @@ class Attachments:
 def is_link(value: str) -> bool:
     """Return whether a field's value is a URL from which a file may be fetched."""
     return value[:8].lower().startswith(LINKS)
+
+
+def check_url(url: str, path: str) -> None:
+    """Raise InvalidRequest for a long URL: reading one of a megabyte takes 20 ms, and yarl keeps what it has read."""
+    if len(url) > MAX_URL_CHARS:
+        raise InvalidRequest(f"`{path}` has more than {MAX_URL_CHARS} characters. Send a shorter URL.", param=path)
 
 
 def is_data_url(value: str) -> bool:
@@ -187,9 +200,17 @@ def text_of(data: bytes, content_type: str, path: str) -> str:
             param=path,
         )
     try:
-        return data.decode("utf-8-sig")
+        return "".join(_text_pieces(data))
     except UnicodeDecodeError:
         raise InvalidRequest(f"`{path}` is no text in UTF-8. Encode it as UTF-8.", param=path) from None
+
+
+def _text_pieces(data: bytes) -> Iterator[str]:
+    """Decode UTF-8 in pieces, between which other threads can run: 8 MiB at once hold the interpreter for 10 ms."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    for start in range(0, len(data), PART_CHARS):
+        yield decoder.decode(data[start : start + PART_CHARS], final=start + PART_CHARS >= len(data))
+        let_loop_run()
 
 
 def _of_data_url(url: str, path: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from gateway.api.media.addresses import is_listed, why_refused
+from gateway.api.media.addresses import USUAL_PORTS, is_listed, why_refused
 from gateway.api.media.attachments import DEFAULT_MAX_BYTES, MIB, UNTOLD
 from gateway.api.media.kinds import bare_type, is_text, kind_of_type
 from gateway.dispatch.team_turns import TeamTurns
@@ -38,7 +38,7 @@ class FetchBounds:
     """The hosts from which files may be fetched, and the limits of a fetch."""
 
     hosts: tuple[str, ...] = ()
-    """Names of the hosts, or `*.example.com`; empty: nothing is fetched."""
+    """Names of the hosts, or `*.example.com`, each perhaps with a port (`is_listed`); empty: nothing is fetched."""
     allow_private: bool = False
     """Whether these hosts may have addresses of private networks or of this machine."""
     max_bytes: int = DEFAULT_MAX_BYTES
@@ -98,7 +98,8 @@ class Fetcher:
         await self._turns.take(team)
         try:
             async with asyncio.timeout(self._bounds.timeout_s):
-                addresses = await self._checked(parsed.host or "", param)
+                # Encoded: a name with letters that ASCII lacks has to be the same for the lookup and for the server.
+                addresses = await self._checked(parsed.raw_host or "", param)
                 return await self._get(parsed, addresses, param, hold)
         except TimeoutError:
             reason = f"it took longer than {self._bounds.timeout_s:g} s (media_timeout_s)"
@@ -112,16 +113,17 @@ class Fetcher:
         """Return the URL. Raises InvalidRequest, or NotSupported if nothing may be fetched from its host."""
         try:
             parsed = URL(url)
-            host, port = parsed.host, parsed.port
+            host, encoded, port = parsed.host, parsed.raw_host, parsed.port
         except ValueError:
             raise InvalidRequest(f"`{param}` has a URL that can't be read. Send a whole one.", param=param) from None
-        if parsed.scheme not in PORTS or not host or port is None:
+        if parsed.scheme not in PORTS or not host or not encoded or port is None:
             raise InvalidRequest(f"`{param}` has a URL without a host. Send one of http or https.", param=param)
         if parsed.user is not None or parsed.password is not None:
             raise InvalidRequest(f"`{param}` has a URL with a password in it. Send one without.", param=param)
-        if not is_listed(host, self._bounds.hosts):
+        if not any(is_listed(one, self._bounds.hosts, port) for one in (host, encoded)):
+            place = host[:100] if port in USUAL_PORTS else f"{host[:100]}:{port}"
             raise NotSupported(
-                f"`{param}` is to be fetched from `{host[:100]}`, and this gateway fetches nothing from there. Send "
+                f"`{param}` is to be fetched from `{place}`, and this gateway fetches nothing from there. Send "
                 "the file itself, as a `data:` URL, or have the operator add the host to PADDOCK_MEDIA_ALLOWED_HOSTS.",
                 param=param,
             )

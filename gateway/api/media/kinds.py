@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+from pathlib import PurePath
 from typing import Literal
 
 Kind = Literal["picture", "sound"]
@@ -18,15 +19,21 @@ _BEGINNINGS: tuple[tuple[bytes, Kind], ...] = (
     (b"\xff\xd8\xff", "picture"),
     (b"GIF87a", "picture"),
     (b"GIF89a", "picture"),
-    (b"BM", "picture"),
-    (b"ID3", "sound"),
     (b"fLaC", "sound"),
     (b"OggS", "sound"),
 )
+_WORDS: tuple[tuple[bytes, Kind], ...] = ((b"BM", "picture"), (b"ID3", "sound"))
+"""Beginnings that a text can have as well. In these files a zero byte follows soon, which no text has."""
 _IN_RIFF: dict[bytes, Kind] = {b"WEBP": "picture", b"WAVE": "sound"}
 _FRAME_SYNC = 0xE0
 """Bits of an MP3 frame's second byte that are all set; those of its layer are not all zero, as they are in AAC."""
 _LAYER = 0x06
+
+_TEXT = "text/plain"
+_TEXTS = frozenset((".log", ".md", ".sh", ".sql", ".toml", ".ts", ".yaml", ".yml"))
+"""Endings of texts that have no type where the system has no table of its own, or another one."""
+MAX_NAME_CHARS = 256
+"""Characters at the end of a file's name that are looked at."""
 
 _KIND_OF_TYPE: dict[str, Kind] = {"image": "picture", "audio": "sound"}
 NAME_OF: dict[Kind, str] = {"picture": "a picture", "sound": "a sound"}
@@ -39,7 +46,7 @@ def kind_of(data: bytes) -> Kind | None:
     head = data[:HEAD_BYTES]
     if head[:4] == b"RIFF":
         return _IN_RIFF.get(head[8:12])
-    for beginning, kind in _BEGINNINGS:
+    for beginning, kind in (*_BEGINNINGS, *(_WORDS if b"\0" in head else ())):
         if head.startswith(beginning):
             return kind
     is_frame = len(head) > 1 and head[0] == 0xFF and head[1] & _FRAME_SYNC == _FRAME_SYNC and head[1] & _LAYER
@@ -63,4 +70,5 @@ def is_text(content_type: str) -> bool:
 
 def type_of_name(filename: str) -> str:
     """Return the content type that a file's name stands for; empty: its ending is not known."""
-    return mimetypes.guess_type(filename, strict=False)[0] or ""
+    ending = PurePath(filename[-MAX_NAME_CHARS:]).suffix.lower()
+    return _TEXT if ending in _TEXTS else mimetypes.guess_type(filename[-MAX_NAME_CHARS:], strict=False)[0] or ""

@@ -33,7 +33,7 @@ from workers.protocol.requests import GenerateRequest, Medium, Message
 VERBS: dict[str, str] = {"picture": "sees", "sound": "hears"}
 
 LONG_BYTES = 256 << 10
-"""Files of more bytes are hashed on a thread, which takes a millisecond or so for each megabyte."""
+"""Files of more bytes are hashed or decoded on a thread, which takes a millisecond or so for each megabyte."""
 
 Hold = Callable[[int], None]
 Loaded = Mapping[int, str | Medium]
@@ -58,8 +58,11 @@ class MediaLoader:
         self._max_bytes = max_bytes
 
     def check(self, call: Call, requests: Sequence[GenerateRequest]) -> Call:
-        """Return the call, with those of its models that take the media of its requests. Raises NotSupported."""
-        media: dict[str, Medium] = {one.kind: one for request in requests for one in request.media}
+        """Return the call, with those of its models that take the media of its requests. A document that is still to be
+        fetched may be a text, which all take. Raises NotSupported."""
+        media: dict[str, Medium] = {
+            one.kind: one for request in requests for one in request.media if not _may_be_text(one)
+        }
         if not media:
             return call
         workers = self._fleet.snapshot.workers
@@ -83,7 +86,8 @@ class MediaLoader:
         else:
             async with until_disconnect(receive):
                 requests = await self.load(call, asked.requests, hold)
-        return replace(cast(Any, asked), requests=requests), call
+        # A document may have turned out to be a picture or a sound.
+        return replace(cast(Any, asked), requests=requests), self.check(call, requests)
 
     async def load(self, call: Call, requests: Sequence[GenerateRequest], hold: Hold) -> tuple[GenerateRequest, ...]:
         """Return the requests with all files that their media link to. `hold` counts the bytes that are fetched.
@@ -104,11 +108,20 @@ class MediaLoader:
 
     async def _with_files(self, call: Call, request: GenerateRequest, hold: Hold) -> GenerateRequest:
         linked = {n: one for n, one in enumerate(request.media) if isinstance(one, LinkedMedium)}
+        num_bytes = sum(len(one.data) for one in request.media)
+
+        def hold_within(num_more: int) -> None:
+            nonlocal num_bytes
+            num_bytes += num_more
+            self._check_all(num_bytes, request)
+            hold(num_more)
+
+        self._check_all(num_bytes, request)
         if linked:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     team = call.principal.team
-                    coming = {n: tasks.create_task(self._file(one, team, hold)) for n, one in linked.items()}
+                    coming = {n: tasks.create_task(self._file(one, team, hold_within)) for n, one in linked.items()}
             except BaseExceptionGroup as group:
                 raise group.exceptions[0] from None
             loaded = {n: task.result() for n, task in coming.items()}
@@ -118,14 +131,16 @@ class MediaLoader:
                 hold(WIDEST_CHAR * num_chars)
             request = _with_loaded(request, loaded)
             self.check(call, (request,))
-        num_bytes = sum(len(one.data) for one in request.media)
+        return request
+
+    def _check_all(self, num_bytes: int, request: GenerateRequest) -> None:
+        """Raise TakesTooMuch if a request's files are too large together."""
         if num_bytes > self._max_bytes:
             raise TakesTooMuch(
                 f"The pictures and sounds have {num_bytes} bytes together; one request may have {self._max_bytes}. "
                 "Send fewer or smaller ones, or have the operator raise PADDOCK_MAX_MEDIA_BODY_MIB.",
                 param=request.media[-1].param,
             )
-        return request
 
     async def _file(self, linked: LinkedMedium, team: str, hold: Hold) -> str | Medium:
         """Fetch a file. Return it as a medium, or, where a document may be, as the text that it is."""
@@ -140,7 +155,9 @@ async def _medium_of(fetched: Fetched, linked: LinkedMedium) -> str | Medium:
     check_size(data, len(data), param)
     kind = kind_of(data) or kind_of_type(fetched.content_type)
     if linked.is_document and kind is None:
-        return text_of(data, fetched.content_type, param)
+        if len(data) <= LONG_BYTES:
+            return text_of(data, fetched.content_type, param)
+        return await asyncio.to_thread(text_of, data, fetched.content_type, param)
     if kind is None or (kind != linked.kind and not linked.is_document):
         wanted = KNOWN if linked.is_document else NAME_OF[linked.kind]
         raise InvalidRequest(f"`{param}`: the file at its URL is not what belongs there: {wanted}.", param=param)
@@ -180,6 +197,10 @@ def _message_with(message: Message, loaded: Loaded) -> Message:
         else:
             places.append(place + num_more)
     return replace_struct(message, content="".join((*parts, content[start:])), media=tuple(places))
+
+
+def _may_be_text(medium: Medium) -> bool:
+    return isinstance(medium, LinkedMedium) and medium.is_document
 
 
 def _takes_all(beats: Iterable[Heartbeat], kinds: Iterable[str]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
-from gateway.api.http.answers import EncodedArray, gathered, in_parts
+from gateway.api.http.answers import JSON, EncodedArray, gathered, in_parts
 from gateway.api.http.streaming import data
 from gateway.api.native.answer import Answer, FleetInfo, entry
 from gateway.api.native.error_shape import error_object
@@ -135,6 +135,8 @@ class _Stream:
 
 
 class WholeWriter:
+    content_type = JSON
+
     def __init__(self, asked: CompletionRequest, call: Call, request_log: RequestLog, fleet: FleetInfo) -> None:
         def make(number: int) -> _Whole:
             return _Whole(Answer(number, asked, call, request_log, fleet))

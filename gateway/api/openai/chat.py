@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.http.answers import EncodedArray
+from gateway.api.http.answers import JSON, EncodedArray
 from gateway.api.openai.logprobs import LogprobsCollector, logprobs_object
 from gateway.api.openai.requests import ChatRequest
 from gateway.api.openai.writing import (
@@ -206,6 +206,8 @@ def _tool_call_delta(event: ToolCallDelta) -> dict[str, Any]:
 
 class WholeWriter:
     """Collects all answers of one request from the events."""
+
+    content_type = JSON
 
     def __init__(self, asked: ChatRequest, call: Call, request_log: RequestLog) -> None:
         self._model = call.alias

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.http.answers import EncodedArray
+from gateway.api.http.answers import JSON, EncodedArray
 from gateway.api.openai.logprobs import LegacyCollector, LegacyLogprobs, LogprobsCollector, join_lists, logprobs_object
 from gateway.api.openai.requests import CompletionRequest
 from gateway.api.openai.writing import (
@@ -133,6 +133,8 @@ class WholeProbabilities:
 
 class CompletionWhole:
     """Collects all answers of one request from the events."""
+
+    content_type = JSON
 
     def __init__(self, asked: CompletionRequest, call: Call, request_log: RequestLog) -> None:
         self._model = call.alias

@@ -339,6 +339,7 @@ class OpenAiErrors:
 OPENAI: ErrorShape = OpenAiErrors()
 COMPLETIONS: ErrorShape = OpenAiErrors("prompt")
 RESPONSES: ErrorShape = OpenAiErrors("input")
+TRANSCRIPTIONS: ErrorShape = OpenAiErrors("file")
 
 
 def error_body(error: PaddockError, names: Mapping[str, str] | None = None) -> bytes:
@@ -359,7 +360,6 @@ REASONS: Mapping[str, str] = {
     "`previous_response_id`, or send the whole conversation as `input`.",
     "compact": "Paddock shortens no conversations. Send `truncation: auto`, which leaves out the oldest turns, or have "
     "a model sum them up and go on from that.",
-    "transcriptions": "Paddock takes text, and no sound yet. Have it written down elsewhere, and send the text.",
     "streams": "Paddock knows a stream by an id of its own, not by a conversation. Ask with the header "
     "`x-resume-grace`, and go on from the last event with `last-event-id`.",
     "control": "Paddock ends no thought that is under way. Send its bound with the request: `reasoning_budget_tokens`.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from gateway.api.media.attachments import MAX_MEDIA, Attachments, LinkedMedium, check_length, is_link
+from gateway.api.media.attachments import MAX_MEDIA, Attachments, LinkedMedium, check_length, check_url, is_link
 from gateway.api.media.kinds import type_of_name
 from gateway.api.parameters.base import quote
 from gateway.errors import InvalidRequest, NotSupported
@@ -150,6 +150,7 @@ def read_link(url: str, path: str, param: str) -> LinkedMedium:
     """Return a file that a link names: a picture, a sound or a text. Raises InvalidRequest."""
     if not is_link(url):
         raise InvalidRequest(f"`{path}` is {quote(url)}. Send a URL of http or https.", param=path)
+    check_url(url, path)
     return LinkedMedium("picture", b"", param, url=url, is_document=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gateway.api.http.answers import EncodedArray, gathered, in_parts
+from gateway.api.http.answers import JSON, EncodedArray, gathered, in_parts
 from gateway.api.parameters.custom_tools import InputReader
 from gateway.api.responses.items import output_id
 from gateway.api.responses.records import NewRecord
@@ -335,6 +335,8 @@ def usage_object(end: Finished, num_reasoning_tokens: int) -> dict[str, Any]:
 
 class WholeWriter:
     """Writes a response that is not streamed."""
+
+    content_type = JSON
 
     def __init__(self, asked: ResponseRequest, call: Call) -> None:
         self.snapshot = Snapshot(asked, call)

@@ -70,7 +70,8 @@ class ResponseStore:
             found |= more
         num_bytes += draft.num_bytes
         resolved = await body.run_aside(num_bytes, partial(draft.resolved, found, 2 * self._max_bytes))
-        body.hold_at_least(resolved.num_bytes + files.num_bytes)
+        # Those that were not cut out are held beside their base64, which is stored.
+        body.hold_at_least(resolved.num_bytes + files.num_bytes + files.num_loose_bytes)
         num_item_bytes = ITEM_BYTES * (len(resolved.before) + len(resolved.own))
         return await body.run_aside(max(num_bytes, resolved.num_bytes, num_item_bytes), resolved.complete)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.integration.engine.listener import ONE_THREAD
@@ -57,6 +58,17 @@ def test_its_cells_count(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     for one in (*alone, *both):
         if one is not None:
             one.close()
+
+
+def test_what_cannot_be_taken_back_is_told(small_models: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+    settings = SpeculationSettings(rollback=4)
+    for name, most_cut in (("hybrid-convolution", 4), ("hybrid", 0), ("recurrent", 0)):
+        caplog.clear()
+        wanted = msgspec.structs.replace(spec(None), speculation=settings)
+        with Model.load(small_models[name], ONE_THREAD) as model, ExitStack() as opened:
+            context, _, _ = open_contexts(opened, model, wanted, workers=1)
+            assert context.memory.most_cut == most_cut
+            assert ("speculation.rollback" in caplog.text) == (most_cut == 0)
 
 
 def refusal(model: Model, draft: Path) -> str:

@@ -17,6 +17,7 @@ from workers.engine.speculation.hit_rates import Source
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.step_plan import Decode, Plan
 from workers.llama.model import Model
+from workers.models.speculation import SpeculationSettings
 from workers.protocol.events import Failed, FinishReason, Logprobs, Tokens
 from workers.protocol.requests import Sampling, Speculation
 
@@ -230,29 +231,34 @@ def test_memory_that_cannot_be_cut_is_not_drafted(small_models: dict[str, Path])
 @pytest.fixture
 def convolving(small_models: dict[str, Path]) -> Iterator[Bench]:
     """A model with a recurrent layer that llama.cpp can take back."""
-    with Model.load(small_models["hybrid-convolution"], ONE_THREAD) as model, running(model) as bench:
+    with (
+        Model.load(small_models["hybrid-convolution"], ONE_THREAD) as model,
+        running(model, speculation=SpeculationSettings(rollback=8)) as bench,
+    ):
         yield bench
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 def test_a_recurrent_layer_is_taken_back(convolving: Bench, sampling: Sampling) -> None:
-    """Over and over, for several callers at once: a state that kept a wrong token would say something else."""
+    """Over and over: a state that kept a wrong token would say something else. Of several callers, those are drafted
+    that are alone in a step, here once the others have ended."""
     bench = convolving
     prompts = [WORDS[start : start + 24] for start in (0, 40, 80)]
-    requests = [bench.request(prompt, 60, sampling=sampling, ignore_eos=True) for prompt in prompts]
+    lengths = (90, 20, 30)
     told: list[list[list[int]]] = []
     for speculation in (NO_DRAFTS, Speculation()):
         keys = []
-        for request, before in zip(requests, told[0] if told else [[]] * 3, strict=True):
-            wrong = [7 if at % 10 == 9 else token for at, token in enumerate(before)]
-            again = changed(bench.again(request), speculation=speculation, prediction=wrong, cache_prompt=False)
-            keys.append(bench.submit(changed(again, tell=("tokens",))))
+        for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+            wrong = [7 if at % 10 == 9 else token for at, token in enumerate(told[0][number] if told else [])]
+            request = bench.request(prompt, length, sampling=sampling, ignore_eos=True)
+            request = changed(request, speculation=speculation, prediction=wrong, cache_prompt=False)
+            keys.append(bench.submit(changed(request, tell=("tokens",))))
         bench.wait(*keys)
         told.append([tokens_of(bench, key) for key in keys])
     assert told[1] == told[0]
     counters = bench.engine.counters
-    assert counters.num_accepted[Source.PREDICTION] > 60
-    assert counters.num_drafted[Source.PREDICTION] > counters.num_accepted[Source.PREDICTION] + 9
+    assert counters.num_accepted[Source.PREDICTION] > 25
+    assert counters.num_drafted[Source.PREDICTION] > counters.num_accepted[Source.PREDICTION] + 3
 
 
 def test_a_conversation_goes_on_where_a_draft_was_taken_back(convolving: Bench) -> None:
@@ -281,6 +287,25 @@ def test_a_conversation_goes_on_where_a_draft_was_taken_back(convolving: Bench) 
         assert tokens_of(bench, key) == expected
         assert bench.heard.started(key).num_cached_tokens > 50
         bench.engine.check_integrity()
+
+
+def test_an_answer_that_its_caller_ends_is_not_taken_back(convolving: Bench) -> None:
+    """llama.cpp would do so, to a state that it does not have."""
+    bench = convolving
+    request = changed(bench.request(WORDS[:40], None, ignore_eos=True), tell=("tokens",), speculation=NO_DRAFTS)
+    key = bench.submit(request)
+    bench.heard.until(lambda: len(bench.heard.calls[key]) > 20)
+    num_wanted = len(tokens_of(bench, key)) - 3
+    bench.engine.end(key, num_wanted)
+    bench.wait(key)
+    answer = tokens_of(bench, key)[:num_wanted]
+    turn = changed(bench.request([*WORDS[:40], *answer, 20, 21], 30, ignore_eos=True), tell=("tokens",))
+    told = []
+    for cache_prompt in (True, False):
+        key = bench.submit(changed(bench.again(turn), cache_prompt=cache_prompt, speculation=NO_DRAFTS))
+        bench.wait(key)
+        told.append(tokens_of(bench, key))
+    assert told[0] == told[1]
 
 
 def test_an_answer_ends_after_the_tokens_that_were_wanted(demo: Model) -> None:

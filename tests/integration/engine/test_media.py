@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -108,11 +110,15 @@ class SeeingBench:
         for _ in range(3):
             self.bench.answer(self.bench.request("Once upon a time", 40, ignore_eos=True))
 
-    def on_thread(self, work: Callable[[], None]) -> None:
+    def on_thread(self, work: Callable[[], object]) -> None:
         """Have the engine's thread do something between two steps."""
         done = threading.Event()
-        self.bench.engine.post(work)
-        self.bench.engine.post(done.set)
+
+        def run() -> None:
+            work()
+            done.set()
+
+        self.bench.engine.post(run)
         assert done.wait(10)
 
     def answer(self, request: EngineRequest) -> tuple[str, int]:
@@ -382,6 +388,18 @@ def test_another_team_has_it_encoded_and_computed_anew(eyes: SeeingBench) -> Non
     salted = changed(eyes.bench.again(first), cache_salt="other")
     assert eyes.answer(salted) == (text, 0)
     assert eyes.encoder.num_encoded == 3 * num_spans
+
+
+def test_prepared_pixels_are_given_back_with_their_call(eyes: SeeingBench) -> None:
+    """Embeddings stay for those who show the picture again; what they were made of would be as much memory again."""
+    request = eyes.request(6)
+    prepared = [weakref.ref(span.cells.native) for span in request.prompt.spans]  # type: ignore[attr-defined]
+    eyes.bench.answer(request)
+    assert eyes.encoder._kept
+    del request
+    eyes.push_out()  # the engine remembers the last step's calls until the next step
+    gc.collect()
+    assert not any(one() for one in prepared)
 
 
 class SlowProjector:

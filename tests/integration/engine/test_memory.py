@@ -13,8 +13,11 @@ import pytest
 
 from tests.support.lone_context import LoneContext, cells_by_position, lone_context, same
 from tests.support.small_models import SMALL_MODELS, WORDS, write_small_model
+from workers.llama.context import Batch, Context
 from workers.llama.memory import MemoryKind
+from workers.llama.model import Model
 from workers.llama.native import DecodeFailed, StateUnusable
+from workers.llama.sampling.candidates import Logits
 from workers.models.spec import LlamaSettings
 
 TEXT, OTHER = WORDS, WORDS[::-1]
@@ -347,3 +350,45 @@ def test_a_window_loses_cells_to_later_micro_batches_of_the_same_decode(small_mo
                 at += length
             told.append(logits)
     assert np.abs(told[0] - told[1]).max() > 0.1
+
+
+def test_a_recurrent_state_goes_back_by_tokens_of_its_own_step(small_models: dict[str, Path]) -> None:
+    """Steps of one sequence with wrong tokens at their end, between steps of others and copies of states."""
+    text, rng = WORDS[:120], np.random.default_rng(3)
+    path = small_models["hybrid-convolution"]
+    with Model.load(path, FEW) as model, Context(model, FEW, slots=4, kv_tokens=1024) as one:
+        batch = one.new_batch()
+        plain = [computed(one, batch, [(0, text[at : at + 1], at)])[0][0] for at in range(100)]
+    with (
+        Model.load(path, FEW) as model,
+        Context(model, FEW, slots=4, kv_tokens=1024, rollback=6) as one,
+    ):
+        batch, memory, ends = one.new_batch(), one.memory, [0, 0, 0]
+        while min(ends) < 90:
+            order = [int(id_) for id_ in rng.permutation(3) if ends[id_] < 90]
+            if rng.random() < 0.5 and ends[order[0]]:
+                id_, num_right, num_wrong = order[0], int(rng.integers(1, 4)), int(rng.integers(1, 5))
+                tokens = [*text[ends[id_] : ends[id_] + num_right], *[9] * num_wrong]
+                parts, taken = [(id_, tokens, ends[id_])], [num_right]
+            else:
+                taken = [int(rng.integers(1, 4)) for _ in order]
+                parts = [(id_, text[ends[id_] : ends[id_] + n], ends[id_]) for id_, n in zip(order, taken, strict=True)]
+                num_wrong = 0
+            for (id_, _, at), num_right, rows in zip(parts, taken, computed(one, batch, parts), strict=True):
+                assert np.allclose(rows[:num_right], plain[at : at + num_right], atol=0.01)
+                ends[id_] += num_right
+                if num_wrong:
+                    assert memory.cut(id_, ends[id_], -1)
+                assert memory.can_continue(id_, ends[id_])
+            if rng.random() < 0.2:
+                state = memory.save(order[0])
+                memory.remove(order[0])
+                memory.load(order[0], state)
+
+
+def computed(context: Context, batch: Batch, parts: list[tuple[int, list[int], int]]) -> list[list[Logits]]:
+    """Compute one batch of these tokens of sequences; return the logits of each."""
+    batch.clear()
+    rows = [[batch.add_token(token, at + n, id_) for n, token in enumerate(tokens)] for id_, tokens, at in parts]
+    context.decode(batch)
+    return [[context._row(row).copy() for row in of_one] for of_one in rows]

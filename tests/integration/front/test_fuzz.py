@@ -25,6 +25,8 @@ from gateway.api.responses import body as responses_refused
 from gateway.api.responses.body import ResponsesBody
 from gateway.api.routes import ROUTES, RouteRow
 from tests.support.json_fuzz import WEIRD, bodies, junk
+from tests.support.sent_forms import CONTENT_TYPE, form
+from tests.support.sent_media import WAV
 from tests.support.stack import Process, Stack
 
 ENDPOINTS = [endpoint for table in TABLES for endpoint in table.endpoints]
@@ -47,6 +49,8 @@ FITTING: dict[str, Any] = {
     "max_tokens": 4,
     "lora_name": "poet",
     "lora_path": "poet.gguf",
+    "file": "",
+    "language": "de",
 }
 MODELS = {"/v1/embeddings": "vectors", "/embedding": "vectors", "/v1/rerank": "ranks"}
 
@@ -56,6 +60,27 @@ MAX_GROWTH_BYTES = 150 << 20
 MANY = 400
 FEW_AND_MANY = pytest.mark.parametrize("examples", [15, pytest.param(MANY, marks=pytest.mark.long)])
 """The few are the same every time."""
+
+
+def as_form(body: bytes) -> bytes:
+    """Return a form with the fields of a JSON object; anything else as it is."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return body
+    if not isinstance(document, dict):
+        return body
+    fields: list[tuple[str, str | bytes]] = []
+    for name, value in document.items():
+        if name == "file":
+            fields.append((name, WAV))
+        elif isinstance(value, list):
+            fields += [(f"{name}[]", json.dumps(item)) for item in value]
+        elif isinstance(value, dict):
+            fields += [(f"{name}[{key}]", json.dumps(item)) for key, item in value.items()]
+        else:
+            fields.append((name, value if isinstance(value, str) else json.dumps(value)))
+    return form(*fields)
 
 
 def trying(examples: int) -> settings:
@@ -126,11 +151,14 @@ def test_bodies(fuzzed: Fuzzed, endpoint: Endpoint, examples: int) -> None:
     method, path = endpoint.routes[0].split(" ")
     fitting = {"model": MODELS.get(path, "quick"), **FITTING}
     names = (*endpoint.ignored, *endpoint.refused, "surprise")
+    is_form = path.startswith("/v1/audio/")
+    headers = {"content-type": CONTENT_TYPE.decode()} if is_form else {}
 
     @trying(examples)
     @given(bodies(endpoint.body, fitting, names))
     def send(body: bytes) -> None:
-        fuzzed.send(method, path.replace("{id_slot}", "0") + ("?action=save" if "slots" in path else ""), body)
+        body = as_form(body) if is_form else body
+        fuzzed.send(method, path.replace("{id_slot}", "0") + ("?action=save" if "slots" in path else ""), body, headers)
 
     send()
 

@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from tests.support.caller import Caller, calling
+from tests.support.sent_forms import CONTENT_TYPE, form
 from tests.support.sent_media import PNG, WAV, base64_of, data_url, picture
 from tests.support.stack import Stack
 
@@ -30,8 +31,8 @@ def stack() -> Iterator[Stack]:
         running.fake_worker("seer", *flags, "--inputs", "text,image,audio", wait=False)
         running.fake_worker("reader", *flags, wait=False)
         settings = {"max_body_bytes": MIB, "max_media_body_mib": 16, "max_media_mib": 8, "media_timeout_s": 2}
-        running.gateway(wait=False, media_allowed_hosts="127.0.0.1", media_allow_private=True, **settings)
-        running.gateway(wait=False, media_allowed_hosts="127.0.0.1", **settings)
+        running.gateway(wait=False, media_allowed_hosts="127.0.0.1:*", media_allow_private=True, **settings)
+        running.gateway(wait=False, media_allowed_hosts="127.0.0.1:*", **settings)
         for alias, process in zip(("seer", "reader"), running.workers, strict=True):
             running.wait_for_worker(alias, process.name, process)
         for gateway in running.gateways:
@@ -219,3 +220,57 @@ def test_the_examples_of_the_page(
         exec(compile(code.replace("cat.png", str(stack.folder / "cat.png")), "clients.md", "exec"), {})
     assert capsys.readouterr().out == "t0 t1 t2 \n"
     assert [one[0] for one in noted(submits)[0]["media"]] == ["picture"]
+
+
+def sent_form(**fields: str | bytes) -> dict[str, Any]:
+    """Return how a client sends a form with these fields."""
+    headers = {"Content-Type": CONTENT_TYPE.decode()}
+    return {"data": BytesIO(form(*fields.items())), "headers": headers}
+
+
+async def test_a_form_with_a_sound_reaches_the_worker(caller: Caller, submits: Path) -> None:
+    sound = WAV + bytes(3 * MIB)
+    sent = sent_form(prompt="Write it down.", file=sound, model="seer", temperature="0.5")
+    async with caller.session.post(f"{caller.url}/v1/audio/transcriptions", **sent) as response:
+        answer = await response.json()
+        assert (response.status, answer["text"]) == (200, "t0 t1 t2 ")
+        assert response.headers["x-paddock-model"] == "seer"
+    [submit] = noted(submits)
+    assert submit["messages"] == [["user", "Write it down.", [14]]]
+    assert submit["media"] == [told("sound", sound, "file")]
+
+
+async def test_a_streamed_form_can_be_gone_on_from(caller: Caller) -> None:
+    """The same form is the same request, though its file was cut out of it."""
+
+    async def streamed(file: bytes, **headers: str) -> tuple[int, str]:
+        sent = sent_form(file=file, model="seer", stream="true")
+        sent["headers"] |= {"x-resume-grace": "5", **headers}
+        async with caller.session.post(f"{caller.url}/v1/audio/transcriptions", **sent) as response:
+            return response.status, await response.text()
+
+    status, whole = await streamed(WAV + bytes(MIB))
+    assert status == 200, whole
+    first = next(line for line in whole.splitlines() if line.startswith("id:"))
+    again = {"last-event-id": first.removeprefix("id:").strip()}
+    status, rest = await streamed(WAV + bytes(MIB), **again)
+    assert status == 200, rest
+    assert whole.endswith(rest)
+    assert "transcript.text.done" in rest
+    status, refused = await streamed(WAV + bytes(MIB - 1), **again)
+    assert (status, "of another request" in refused) == (400, True), "another file is another request"
+
+
+async def test_forms_at_models_that_hear_nothing_and_bodies_that_are_no_form(caller: Caller) -> None:
+    url = f"{caller.url}/v1/audio/transcriptions"
+    async with caller.session.post(url, **sent_form(file=WAV, model="reader")) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["param"]) == (501, "file")
+        assert "`reader`" in error["message"]
+    async with caller.session.post(url, json={"file": "", "model": "seer"}) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["param"]) == (400, "content-type")
+        assert "multipart/form-data" in error["message"]
+    async with caller.session.post(url, **sent_form(file=WAV + bytes(9 * MIB), model="seer")) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["param"], error["code"]) == (413, "file", "request_too_large")

@@ -52,8 +52,6 @@ async def test_probes_and_the_release_need_no_key(gateway: Process) -> None:
         ("POST /v1/moderations", "`response_format`"),
         ("POST /v1/conversations", "`previous_response_id`"),
         ("POST /v1/responses/compact", "`truncation"),
-        ("POST /v1/audio/transcriptions", "send the text"),
-        ("POST /audio/transcriptions", "send the text"),
         ("POST /v1/chat/completions/control", "`reasoning_budget_tokens`"),
         ("GET /v1/stream", "`x-resume-grace`"),
         ("DELETE /v1/stream", "`x-resume-grace`"),

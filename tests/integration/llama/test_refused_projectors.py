@@ -5,6 +5,7 @@ Where a test says that llama.cpp ends the process, it is there to tell us when i
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -83,6 +84,13 @@ def odd_type(draft: Draft) -> None:
         ("phi4", value("clip.vision.embedding_length", 48, GGUFValueType.UINT32), "ln1.weight has not the width 48"),
         ("phi4", value("clip.has_vision_encoder", False, GGUFValueType.BOOL), "neither pictures nor sound"),
         ("phi4", value("clip.vision.patch_size", 0, GGUFValueType.UINT32), r"patch_size \(0\) must be positive"),
+        ("phi4", value("clip.vision.patch_size", 3, GGUFValueType.UINT32), "patches of 3, .* contradict each other"),
+        ("phi4", value("clip.vision.image_size", 7, GGUFValueType.UINT32), "pictures of 7 pixels, patches of 8"),
+        ("phi4", value("clip.vision.image_min_pixels", 0, GGUFValueType.UINT32), "least and most pixels 0 and"),
+        ("gemma3", value("clip.vision.projector.scale_factor", 4096, GGUFValueType.UINT32), "scale 4096"),
+        ("phi4", without("v.blk.1.attn_k.weight"), "layer 1 lacks attn_k.weight, which another layer has"),
+        ("qwen2a", value("clip.audio.num_mel_bins", 7, GGUFValueType.UINT32), "reads 20 bands, .* says 7"),
+        ("ultravox", value("clip.audio.projector.stack_factor", 0, GGUFValueType.UINT32), "stack factor of 0"),
         ("ultravox", without("a.position_embd.weight"), "fewer than 1,500 positions"),
         ("ultravox", value("clip.audio.projector.stack_factor", 8, GGUFValueType.UINT32), "counts 187 .* makes 188"),
     ],
@@ -231,6 +239,28 @@ def test_libmtmd_itself_ends_the_process(fill: Change, script: str, words: str, 
     died = subprocess.run([sys.executable, "-c", script, path], env=QUIET, capture_output=True, text=True)
     assert died.returncode == -signal.SIGABRT
     assert words in died.stderr
+
+
+STILL_ENDS = {("idefics3", "scale_factor > 1")}
+"""Kind of projector, and the assertion of libmtmd that ends the process over a file that passes all checks."""
+NUM_CHANGED = 34
+"""Files of each kind: 204 in all."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in PROJECTORS if name != "gemma3-window"])
+def test_a_changed_projector_is_refused_or_loads(name: str, tmp_path: Path, pairs: dict[str, Pair]) -> None:
+    """Each in a process of its own, with one number of its header or some bytes changed at random."""
+    pair = pairs[name]
+    places = (str(pair.model), str(pair.projector), str(tmp_path))
+    command = [sys.executable, "-m", "tests.support.projector_trials", *places]
+    done = subprocess.run([*command, "0", str(NUM_CHANGED)], env=QUIET, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    ends = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {how for _, how, _ in ends} >= {"loaded", "refused"}
+    bad = [(seed, how, said) for seed, how, said in ends if how not in ("loaded", "refused")]
+    assert not [one for one in bad if not any(name == kind and words in one[2] for kind, words in STILL_ENDS)]
+    assert len(ends) == NUM_CHANGED
 
 
 CROWDS = """

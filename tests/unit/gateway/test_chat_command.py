@@ -111,9 +111,14 @@ def test_files_go_with_the_first_turn(server: ScriptedServer, chat: Chat, tmp_pa
 
 def test_a_file_that_can_not_be_sent_is_named(server: ScriptedServer, chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"\xff\0")
-    for name, said in (("none.png", "No such file"), ("a.bin", "no text in UTF-8")):
+    for path, said in (
+        (str(tmp_path / "none.png"), "No such file"),
+        (str(tmp_path / "a.bin"), "no text in UTF-8"),
+        (str(tmp_path), "Is a directory"),
+        ("~nobody-of-this-name/a.png", "home directory"),
+    ):
         server.replies = [MODELS]
-        code, _, complaint = chat("hi", "--file", str(tmp_path / name))
+        code, _, complaint = chat("hi", "--file", path)
         assert code == 1
         assert said in complaint
 

@@ -82,10 +82,11 @@ class CheckpointCache(PrefixCache):
         if sequence.cache_prompt and not sequence.shifted and self._mark(sequence.id, sequence) and is_stop:
             self._save_fork(sequence.id, sequence.num_cells)
 
-    def truncate(self, sequence: CachedSequence, num_cells: int) -> bool:
+    def truncate(self, sequence: CachedSequence, num_cells: int, *, is_draft: bool = False) -> bool:
         if sequence.id == NOWHERE or num_cells >= sequence.num_cells:
             return True
-        is_able = sequence.num_cells - num_cells <= self._memory.most_cut
+        # Of other tokens than those of the last step there are no older states, whatever llama.cpp says.
+        is_able = is_draft and sequence.num_cells - num_cells <= self._memory.most_cut
         if not is_able or not self._memory.cut(sequence.id, num_cells, -1):
             return False
         self.index.release(sequence.id, num_cells)

@@ -20,7 +20,7 @@ from workers.engine.cache.prompt import BLOCK_TOKENS, Path
 from workers.engine.cache.ram import RamStore
 from workers.engine.pace import MOVE_S, MovePace
 from workers.engine.request import IntegrityError
-from workers.llama.memory import CellPositions, Memory
+from workers.llama.memory import CellPositions, Memory, num_cells_of
 from workers.llama.native import StateUnusable
 
 IDLE_STEPS = 32
@@ -34,7 +34,6 @@ CHEAP_CELLS = 256
 
 IDLE_STEPS_WITHOUT_RAM = 8192
 """Without a RAM tier, an idle prefix leaves the KV cache after this many steps, and must be computed anew then."""
-
 
 PACK_CELLS = 512
 """Packing begins if the free cells below the highest used cell outnumber both this and the cells in use."""
@@ -140,9 +139,11 @@ class PrefixCache:
         return tails + sum(len(node.tokens) for node in nodes.values() if not node.holders & live)
 
     def lookup(self, sequence: CachedSequence) -> Match:
-        """Return the longest known prefix of the sequence's tokens; search the newest tokens of running calls too."""
+        """Return the longest known prefix of the sequence's tokens, but for the last, which is computed to get its
+        logits; search the newest tokens of running calls too."""
         self._enter_live(sequence)
-        return self._match(sequence)
+        match = sequence.trim(self.index.match(sequence.path(), sequence.num_known - 1))
+        return match if self._pace.restore_pays else Match(match.num_held, match.holder, ())
 
     def enter(self, sequence: CachedSequence) -> None:
         """Give the sequence an id and share the cached cells of its prefix with it. Put the saved blocks that continue
@@ -175,7 +176,8 @@ class PrefixCache:
     def _restore_next(self, sequence: CachedSequence) -> None:
         part = sequence.restores.popleft()
         block = part.block
-        if part.start != sequence.num_cells or not self.make_room(_num_cells(block, sequence.positions)):
+        num_cells = num_cells_of(sequence.positions, block.start, block.end)
+        if part.start != sequence.num_cells or not self.make_room(num_cells):
             sequence.restores.clear()
             return
         started = time.perf_counter()
@@ -192,7 +194,7 @@ class PrefixCache:
         self.ram.touch(block)
         self.num_restored += part.end - part.start
         sequence.num_restored += part.end - part.start
-        if num_cells := _num_cells(block, sequence.positions):
+        if num_cells:
             self._pace.note_restore(num_cells, time.perf_counter() - started)
 
     def _discard(self, block: Block) -> None:
@@ -245,8 +247,9 @@ class PrefixCache:
         sequence.forget(start, end)
         return True
 
-    def truncate(self, sequence: CachedSequence, num_cells: int) -> bool:
-        """Drop a sequence's cells from `num_cells` on. Return False if this memory can't; the cells stay then."""
+    def truncate(self, sequence: CachedSequence, num_cells: int, *, is_draft: bool = False) -> bool:
+        """Drop a sequence's cells from `num_cells` on. Return False if this memory can't; the cells stay then.
+        `is_draft`: whether the last step computed them all, for this sequence alone."""
         if sequence.id != NOWHERE and num_cells < sequence.num_cells:
             self.index.release(sequence.id, num_cells)
             self._memory.cut(sequence.id, num_cells, -1)
@@ -438,11 +441,6 @@ class PrefixCache:
             if same and one.cache_prompt and not one.shifted and self.index.held_by(id_) < one.num_whole:
                 self.index.extend(id_, one.path(), one.num_whole)
 
-    def _match(self, sequence: CachedSequence) -> Match:
-        """Return the longest known prefix of a call without its last token, which is computed to get its logits."""
-        match = sequence.trim(self.index.match(sequence.path(), sequence.num_known - 1))
-        return match if self._pace.restore_pays else Match(match.num_held, match.holder, ())
-
     def _new_id(self, needed: int) -> int:
         """Return a free sequence id; evicts an idle prefix if no id is free. `needed`: a sequence that must stay."""
         if not self._free_ids:
@@ -563,10 +561,8 @@ class PrefixCache:
         now = time.monotonic()
         if now - self._told_at >= TELL_S:
             self._told_at = now
-            why = str(error) or "out of memory"
-            log.warning(
-                "no memory to keep a prefix in (%d tokens): it is computed again where wanted (%s)", num_tokens, why
-            )
+            told = "no memory to keep a prefix in (%d tokens): it is computed again where wanted (%s)"
+            log.warning(told, num_tokens, str(error) or "out of memory")
 
     def _spared(self, block: Block) -> bool:
         """Return whether to keep a shorter saved block beside a longer one that covers it: here never."""
@@ -584,7 +580,7 @@ class PrefixCache:
         """Return a part of a saved block; None: no cells are free to load the block into. Raises StateUnusable."""
         if (start, end) == (block.start, block.end):
             return Block(start, end, block.state)
-        if not self.make_room(_num_cells(block, positions)):
+        if not self.make_room(num_cells_of(positions, block.start, block.end)):
             return None
         self._memory.load(self._scratch, block.state, positions)
         try:
@@ -602,10 +598,3 @@ class PrefixCache:
         num_used = self.num_used
         if self.can_pack and self._packing is None and self._most_used - num_used > max(PACK_CELLS, num_used):
             self._packing = self._pack()
-
-
-def _num_cells(block: Block, positions: CellPositions | None) -> int:
-    """Return how many cells a saved block fills: one that has the beginning of a picture may have all of it."""
-    if positions is None:
-        return block.end - block.start
-    return positions.whole(block.end) - positions.whole(block.start)

@@ -7,7 +7,7 @@ have a `llama_decode` of their own within a step; where cells see each other, th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from workers.engine.cache.prefix_cache import PrefixCache
 from workers.engine.encoder import MediaEncoder
@@ -66,6 +66,10 @@ class MediaSpans:
     def failure(self, sequence: Sequence) -> Failure | None:
         """Return why embeddings of a call can't be had; None: they can."""
         return next((one.failure for one in sequence.encodings.values() if one.failure is not None), None)
+
+    def unreadable(self, calls: Iterable[Sequence]) -> list[tuple[Sequence, Failure]]:
+        """Return those calls whose embeddings can't be had, each with the reason."""
+        return [(one, why) for one in calls if one.encodings and (why := self.failure(one)) is not None]
 
     def wait(self, seconds: float) -> None:
         """Wait until an encoding is over, for `seconds` at most."""

@@ -104,8 +104,7 @@ class Sequence(CachedSequence):
         self.encodings: dict[int, Encoding] = {}
         """Number of a span -> its embeddings, from when they are needed to the end of the call."""
         self.encoding, self.read_at = False, 0.0
-        """`encoding`: the call waits for embeddings. `read_at`: time at which cells of a span were last computed,
-        or the call got its slot."""
+        """`encoding`: the call waits for embeddings. `read_at`: when it last read cells of a span, or got its slot."""
         self.drafts: Drafts | None = None
         """Guesses what comes next, for steps to compute beside the newest token; None: the answer is not drafted."""
         self.row = self.token = 0

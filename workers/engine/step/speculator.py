@@ -78,6 +78,9 @@ class Speculator:
         self._n_ctx = n_ctx
         self._max_rows = min(context.n_batch, context.n_ubatch)
         self._most_drafted = context.memory.most_cut
+        self._most_calls = context.num_sequences if context.memory.kind.by_range else 1
+        """Maximum calls of a step with drafts. llama.cpp cuts a step whose calls have different numbers of rows in
+        parts, and moves recurrent states between these without the older states to go back to."""
         self._is_able = self._most_drafted > 0 and (settings.ngram or self._model is not None)
         self._uses_text, self._uses_form = settings.ngram, settings.form
         self._waited_s = 0.0
@@ -115,7 +118,7 @@ class Speculator:
     def extend(self, plan: Plan[Sequence], has_room: Callable[[int], bool]) -> Plan[Sequence] | None:
         """Return the plan with drafts; None if none pay. `has_room(n)` makes room for n cells, if it can."""
         num_calls = len(plan.decode)
-        if self._waited_s < LOOK_S * num_calls / LOOK_SHARE:
+        if self._waited_s < LOOK_S * num_calls / LOOK_SHARE or num_calls > self._most_calls:
             return None
         self._waited_s = 0.0
         offers = self._offers(plan, num_calls)

@@ -299,10 +299,8 @@ class Stepper:
         refused, scheduler.refused = scheduler.refused, []
         for sequence, failure in refused:
             self._fail(sequence, failure)
-        for sequence in [one for one in (*scheduler.running, *scheduler.waiting) if one.encodings]:
-            # Not one of those above: they hold no encodings any more.
-            if (why := self._media.failure(sequence)) is not None:
-                self._fail(sequence, why)
+        for sequence, failure in self._media.unreadable((*scheduler.running, *scheduler.waiting)):
+            self._fail(sequence, failure)
 
     def _clean(self) -> None:
         """Clear the cache: without flash attention, a cell with a NaN spoils all sequences, even a free cell."""
@@ -522,7 +520,7 @@ class Stepper:
             sequence.row += 1
             num_kept += 1
             outcome = self._pick(sequence)
-        self._cache.truncate(sequence, sequence.num_cells - len(one.draft) + num_kept)
+        self._cache.truncate(sequence, sequence.num_cells - len(one.draft) + num_kept, is_draft=True)
         self._gaps.tally.add(0.0, num_accepted)  # they come with the token before them
         self.speculator.note_verified(one, num_accepted)
         return outcome

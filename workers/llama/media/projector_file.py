@@ -58,6 +58,10 @@ _BY_PLACE = frozenset({"deepseek4v", "hunyuanvl"})
 """Kinds whose cells depend on the tokens or the pictures before them in the prompt."""
 
 _NO_LAYERS = frozenset({"gemma3nv"})
+_IN_ALL_LAYERS = ("attn_", "ln")
+"""Beginnings of the names of tensors that all layers of an encoder have, or none. Of others, experts for example, some
+layers may have none."""
+_COLOURS = 3
 
 
 def read_projector(path: Path) -> GgufHeader:
@@ -70,6 +74,9 @@ def read_projector(path: Path) -> GgufHeader:
         expected = _expected_type(key)
         if expected is not None and kind != expected:
             raise ModelError(f"{path}: damaged metadata ({key} has type {kind}, not {expected}); convert it again")
+    for name in header.tensors:
+        if not name.isprintable() or " " in name:
+            raise ModelError(f"{path}: damaged: a tensor is named {name!r}; convert it again")
     halves = [half for half in _HALVES if header.metadata.get(f"clip.has_{half}_encoder") is True]
     if not halves:
         raise ModelError(f"{path}: reads neither pictures nor sound; give the mmproj file of a model that does")
@@ -110,8 +117,47 @@ def _check_half(header: GgufHeader, half: str) -> None:
         norm = header.tensors.get(name)
         if norm is not None and norm.shape != (width, 1, 1, 1):
             raise ModelError(f"{path}: damaged: {name} has not the width {width}; convert it again")
+    _check_layers(header, prefix, num_layers)
+    if half == "vision":
+        _check_patches(header)
     if half == "audio" and kind in _WHISPER:
         _check_whisper(header, kind)
+
+
+def _check_layers(header: GgufHeader, prefix: str, num_layers: int) -> None:
+    """Raise ModelError if a layer lacks a tensor of attention that another has: libmtmd then reads from address 0."""
+    parts = [set[str]() for _ in range(num_layers)]
+    for name in header.tensors:
+        before, _, rest = name.partition(".blk.")
+        number, _, part = rest.partition(".")
+        if before == prefix and number.isdecimal() and int(number) < num_layers and part.startswith(_IN_ALL_LAYERS):
+            parts[int(number)].add(part)
+    for layer, found in enumerate(parts):
+        if missing := set.union(*parts) - found:
+            raise ModelError(
+                f"{header.path}: damaged: layer {layer} lacks {min(missing)}, which another layer has; convert it again"
+            )
+
+
+def _check_patches(header: GgufHeader) -> None:
+    """Raise ModelError if what reads patches has another size than the metadata says, or pictures have none."""
+    patch = header.number("clip.vision.patch_size") or 0
+    image = header.number("clip.vision.image_size")
+    scale = header.number("clip.vision.projector.scale_factor")
+    weight = header.tensors.get("v.patch_embd.weight")
+    sizes = [header.number(f"clip.vision.image_{end}_pixels") for end in ("min", "max")]
+    sides = {patch, patch * (scale or 1)}  # some kinds read as many patches at once
+    wrong = [
+        patch > 0 and weight is not None and weight.shape[2] == _COLOURS and not sides.issuperset(weight.shape[:2]),
+        image is not None and image < max(patch, (scale or 1) * patch),
+        scale == 0,
+        0 in sizes,
+    ]
+    if any(wrong):
+        raise ModelError(
+            f"{header.path}: damaged metadata (pictures of {image} pixels, patches of {patch}, scale {scale}, least "
+            f"and most pixels {sizes[0]} and {sizes[1]} contradict each other or the weights); convert it again"
+        )
 
 
 def _check_whisper(header: GgufHeader, kind: str) -> None:
@@ -123,7 +169,14 @@ def _check_whisper(header: GgufHeader, kind: str) -> None:
             f"{header.path}: damaged: a.position_embd.weight has fewer than {_WHISPER_POSITIONS:,} positions; convert "
             "it again"
         )
-    stacked = (header.number("clip.audio.projector.stack_factor") or 1) if kind in _STACKING else 1
+    bins, reads = header.number("clip.audio.num_mel_bins"), header.tensors.get("a.conv1d.1.weight")
+    if reads is not None and reads.shape[1] != bins:
+        raise ModelError(
+            f"{header.path}: damaged: a.conv1d.1.weight reads {reads.shape[1]} bands, and the metadata says {bins}; "
+            "convert it again"
+        )
+    factor = header.number("clip.audio.projector.stack_factor")
+    stacked = (factor or 1) if kind in _STACKING else 1
     pooled = 2 if kind in _POOLING else 1
     counted = -(-_WHISPER_FRAMES // stacked) // 2 // pooled
     made = -(-(_WHISPER_POSITIONS // pooled) // stacked)
@@ -131,4 +184,9 @@ def _check_whisper(header: GgufHeader, kind: str) -> None:
         raise ModelError(
             f"{header.path}: this version of libmtmd counts {counted} cells for half a minute of sound and makes "
             f"{made}, which ends the process (kind {kind}, stack factor {stacked}); serve another model"
+        )
+    norm, width = header.tensors.get("mm.a.norm_pre.weight"), header.number("clip.audio.embedding_length") or 0
+    if factor == 0 or (kind == "ultravox" and norm is not None and norm.shape[0] != stacked * width):
+        raise ModelError(
+            f"{header.path}: damaged: its weights are not those of a stack factor of {factor}; convert it again"
         )

@@ -24,10 +24,12 @@ from gateway.api.responses.items import Item, new_response_id, output_id
 from gateway.api.responses.records import Record, decode_record, encode_record
 from gateway.api.responses.request import read_draft
 from gateway.api.responses.response_store import ResponseStore
+from gateway.api.responses.socket.stream_queues import draft_of_message, read_message
 from gateway.call import Call, Principal
 from gateway.dispatch.slot_search import INLINE_HELD_BYTES
 from gateway.errors import StoreUnavailable
-from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.request_log import Ignored, RequestLog
+from tests.support.sent_media import data_url, picture
 from workers.protocol.events import Finished, FinishReason, Text, Timings, Usage
 
 CALL = Call("req-1", Principal("key", "team", None, False), "m", "m", 0.0, 0.0, 0.0)
@@ -70,6 +72,19 @@ async def test_one_of_the_background_is_kept_when_redis_is_back(background: bool
     assert writer.snapshot.is_kept == bool(num_kept)
     for raw in store.kept:
         assert decode_record(raw).response["status"] == "completed"
+
+
+async def test_pictures_in_a_message_of_a_websocket_count_beside_their_base64() -> None:
+    data = picture(1 << 20)
+    part = {"type": "input_image", "image_url": data_url(data)}
+    raw = json.dumps({"type": "response.create", "input": [{"role": "user", "content": [part]}], "model": "m"}).encode()
+    intake = Intake(8 << 20, MemoryBudget(1 << 30), DecodingThread(), lambda: 4096)
+    with closing(intake.message(CALL.principal, raw)) as body:
+        message = await body.decode(read_message)
+        asked = await ResponseStore(Failing(0), 1 << 20).complete(
+            draft_of_message(message, Ignored(), body.attachments), body
+        )
+        assert body.num_bytes >= len(raw) + len(asked.requests[0].media[0].data)
 
 
 class Lane(DecodingThread):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import mimetypes
 from pathlib import Path
 from typing import Any
 
@@ -351,3 +352,27 @@ def test_parts_are_made_of_files(tmp_path: Path) -> None:
     assert file_part(sound) == sound_part(sound) == sound_part(MP3, "mp3")
     assert sound_part(MP3, "mp3")["input_audio"] == {"data": base64_of(MP3), "format": "mp3"}
     assert file_part(text) == {"type": "text", "text": "x,y"}
+
+
+@pytest.mark.parametrize("ending", ["webp", "bmp", "WEBP"])
+def test_pictures_are_known_without_the_systems_table(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_table(monkeypatch)
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes(PNG)
+    assert file_part(path) == picture_part(PNG, f"image/{ending.lower()}")
+
+
+@pytest.mark.parametrize("ending", ["flac", "ogg", "oga", "opus", "wav"])
+def test_sounds_are_known_without_the_systems_table(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_table(monkeypatch)
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes(MP3)
+    assert file_part(path) == sound_part(MP3, ending)
+
+
+def without_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mimetypes, "guess_type", mimetypes.MimeTypes().guess_type)

@@ -193,6 +193,7 @@ def test_the_file_of_what_llama_cpp_could_not_restore_is_removed(kind: type[Pref
     cache.ram.add(block, [])
     restores = deque([Restore(block, 0, BLOCK_TOKENS)])
     call = SimpleNamespace(restores=restores, num_cells=0, id=0, path=lambda: path, positions=None)
+    call.is_within_picture = False
     cache.restore(cast(sequence.Sequence, call))
     assert [name.end for name in dropped] == [BLOCK_TOKENS]
     assert not cache.ram.blocks

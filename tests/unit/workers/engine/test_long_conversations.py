@@ -48,6 +48,9 @@ class SlowMemory:
 
     def lay_out(self, sequence: int, positions: CellPositions | None) -> None: ...
 
+    def num_cells(self, sequence: int, start: int, end: int) -> int:
+        return end - start
+
     def load(self, sequence: int, state: bytes, positions: CellPositions | None = None) -> None: ...
 
     def remove(self, sequence: int) -> None: ...
@@ -92,7 +95,7 @@ def call(path: Path) -> Sequence:
     one.request = SimpleNamespace(asked=GenerateRequest(), label="")
     one.can_be_kept, one.shifted, one.slot, one.num_prompt, one.num_predicted = True, False, 0, len(path.tokens), 0
     one.is_full, one.path = False, lambda: path
-    one.positions, one.trim = None, lambda match: match
+    one.positions, one.trim, one.is_within_picture = None, lambda match: match, False
     return cast(Sequence, one)
 
 

@@ -13,6 +13,8 @@ PUBLIC = [
     "::ffff:8.8.8.8",
     "64:ff9b::808:808",
     "2002:808:808::1",
+    "64:ff9b:1::808:808",
+    "64:ff9b:1:808:8:800::",
 ]
 OWN = [
     "127.0.0.1",
@@ -29,6 +31,8 @@ OWN = [
     "64:ff9b::7f00:1",
     "64:ff9b::a00:1",
     "64:ff9b:1::a00:1",
+    "64:ff9b:1:a00:0:100:808:808",
+    "fec0::1",
     "2002:7f00:1::",
     "2002:a00:1::5",
 ]
@@ -41,6 +45,8 @@ NEVER = [
     "fe80::1%eth0",
     "::ffff:169.254.169.254",
     "64:ff9b::a9fe:a9fe",
+    "64:ff9b:1:a9fe:a9:fe00:808:808",
+    "64:ff9b:1:a9:fe:a9fe:808:808",
     "2002:a9fe:a9fe::",
     "fd00:ec2::254",
     "100.100.100.200",
@@ -96,3 +102,24 @@ def test_some_addresses_are_never_allowed(address: str, allow_private: bool) -> 
 )
 def test_hosts_are_listed_by_name(host: str, allowed: list[str], is_in: bool) -> None:
     assert is_listed(host, allowed) is is_in
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "listed", "is_in"),
+    [
+        ("example.com", 80, "example.com", True),
+        ("example.com", 443, "example.com", True),
+        ("example.com", 8080, "example.com", False),
+        ("example.com", 8080, "example.com:8080", True),
+        ("example.com", 443, "example.com:8080", False),
+        ("a.example.com", 8080, " *.example.com:8080 ", True),
+        ("example.com", 9, "example.com:*", True),
+        ("::1", 443, "::1", True),
+        ("::1", 8080, "::1", False),
+        ("::1", 8080, "[::1]:8080", True),
+        ("::1", 8080, "[::1]", False),
+        ("example.com", 443, "example.com:x", False),
+    ],
+)
+def test_other_ports_are_listed_by_themselves(host: str, port: int, listed: str, is_in: bool) -> None:
+    assert is_listed(host, [listed], port) is is_in

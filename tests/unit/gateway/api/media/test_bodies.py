@@ -48,8 +48,10 @@ class Sender:
         return {"type": "http.request", "body": part, "more_body": self.num_sent < len(self.body)}
 
 
-def intake(budget: MemoryBudget | None = None, bounds: MediaBounds = BOUNDS) -> Intake:
-    return Intake(TEXT_BYTES, budget or MemoryBudget(1 << 30), DecodingThread(), lambda: 4096, bounds)
+def intake(
+    budget: MemoryBudget | None = None, bounds: MediaBounds = BOUNDS, max_text_bytes: int = TEXT_BYTES
+) -> Intake:
+    return Intake(max_text_bytes, budget or MemoryBudget(1 << 30), DecodingThread(), lambda: 4096, bounds)
 
 
 def chat_body(*parts: dict[str, Any], **more: object) -> bytes:
@@ -141,6 +143,22 @@ async def test_memory_is_that_of_the_files_not_of_their_base64() -> None:
     assert budget.num_bytes == 0
 
 
+def document_part(text: str) -> dict[str, Any]:
+    url = data_url(text.encode(), "text/plain")
+    return {"type": "file", "file": {"file_data": url, "filename": "a.txt"}}
+
+
+@pytest.mark.parametrize("decoy", [{}, {"metadata": {"data": "QUJD" * 2000}}])
+async def test_memory_is_that_of_documents_as_well(decoy: dict[str, Any]) -> None:
+    """Also if the body is read a second time, for a text that looked like a file."""
+    budget, text = MemoryBudget(1 << 30), "\U0001f600" * (200 << 10)
+    seen: list[int] = []
+    await read(intake(budget), chat_body(document_part(text), **decoy), lambda body: seen.append(body.num_bytes))
+    num_bytes = 4 * len(text) + len(text.encode())
+    assert num_bytes <= seen[0] <= num_bytes + 64_000
+    assert budget.num_bytes == 0
+
+
 async def test_a_key_may_hold_so_much() -> None:
     budget = MemoryBudget(8 * MIB)
     with pytest.raises(TakesTooMuch):
@@ -174,7 +192,26 @@ async def test_nothing_holds_the_interpreter_for_long() -> None:
     assert min(gaps) < LONGEST_HOLD_S, gaps
 
 
-async def longest_gap(raw: bytes) -> float:
+@pytest.mark.serial
+async def test_no_document_holds_the_event_loop_for_long() -> None:
+    """On the loop, 8 MiB take 10 ms to become a text, and half as long to be put among others."""
+    raw = chat_body(document_part("漢字" * MIB), {"type": "text", "text": "what?"})
+    gaps = [await longest_gap(raw, num_media=0, max_text_bytes=8 * MIB) for _ in range(TRIES)]
+    assert min(gaps) < LONGEST_HOLD_S, gaps
+
+
+@pytest.mark.serial
+async def test_thousands_of_files_do_not_hold_the_event_loop_for_long() -> None:
+    """Each time that all of them are counted takes 2 ms."""
+    metadata = [{"data": "QUJD" * 1100}] * 7000
+    raw = chat_body({"type": "text", "text": "what?"}, metadata=metadata)
+    gaps = [await longest_gap(raw, num_media=0, is_refused=True) for _ in range(TRIES)]
+    assert min(gaps) < LONGEST_HOLD_S, gaps
+
+
+async def longest_gap(
+    raw: bytes, *, num_media: int = 2, max_text_bytes: int = TEXT_BYTES, is_refused: bool = False
+) -> float:
     """Return the longest time for which the event loop did nothing else while a body came in and was read."""
     ends = asyncio.Event()
     gap = 0.0
@@ -191,11 +228,13 @@ async def longest_gap(raw: bytes) -> float:
     watching = asyncio.ensure_future(watch())
     asked: list[GenerateRequest] = []
     try:
-        asked += (await read(intake(), raw)).requests
+        asked += (await read(intake(max_text_bytes=max_text_bytes), raw)).requests
+    except BodyTooLarge:
+        assert is_refused
     finally:
         ends.set()
         await watching
-    assert sum(len(one.data) for one in asked[0].media) == 20 * MIB
+    assert is_refused or sum(len(one.data) for one in asked[0].media) == num_media * 10 * MIB
     return gap
 
 

@@ -97,7 +97,7 @@ def named(*found: Sequence[str]) -> Callable[[str], object]:
 
 
 def fetcher(
-    *, hosts: tuple[str, ...] = (HOST,), allow_private: bool = True, timeout_s: float = 5.0, **more: object
+    *, hosts: tuple[str, ...] = (f"{HOST}:*",), allow_private: bool = True, timeout_s: float = 5.0, **more: object
 ) -> Fetcher:
     bounds = FetchBounds(hosts, allow_private, MAX_BYTES, timeout_s)
     return Fetcher(bounds, **{"addresses": named(["127.0.0.1"]), **more})  # type: ignore[arg-type]
@@ -127,17 +127,29 @@ async def test_a_file_is_fetched_and_counted() -> None:
 async def test_nothing_is_fetched_unless_a_host_is_listed() -> None:
     async with serving() as server:
         url = f"http://{HOST}:{server.port}/a.png"
-        for hosts in ((), ("example.com",), ("*.files.example.com",)):
+        for hosts in ((), ("example.com:*",), ("*.files.example.com:*",)):
             error = await refusal(fetcher(hosts=hosts), url)
             assert isinstance(error, NotSupported)
             assert "PADDOCK_MEDIA_ALLOWED_HOSTS" in error.message
     assert not server.asked
 
 
+async def test_other_ports_of_a_host_are_listed_by_themselves() -> None:
+    """What else listens on a host that has pictures may tell what is not for callers: JSON is read as a text."""
+    async with serving() as server:
+        url = f"http://{HOST}:{server.port}/a.png"
+        for hosts in ((HOST,), (f"{HOST}:80",), (f"{HOST}:{server.port + 1}",), ("*.example.com",)):
+            error = await refusal(fetcher(hosts=hosts), url)
+            assert f"`{HOST}:{server.port}`" in error.message
+        assert not server.asked
+        for host in (f"{HOST}:{server.port}", f"*.example.com:{server.port}"):
+            assert (await fetcher(hosts=(host,)).fetch(url, "p", "team", ignore)).data == PNG
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.1", "2130706433", "0x7f000001", "0"])
 async def test_this_machine_is_off_limits_however_it_is_written(host: str) -> None:
     async with serving() as server:
-        fetch = fetcher(hosts=(host.strip("[]"),), allow_private=False, addresses=RESOLVER.addresses)
+        fetch = fetcher(hosts=(f"{host}:*",), allow_private=False, addresses=RESOLVER.addresses)
         error = await refusal(fetch, f"http://{host}:{server.port}/a.png")
     assert isinstance(error, InvalidRequest)
     assert not server.asked
@@ -151,7 +163,8 @@ async def test_a_name_with_an_address_off_limits_is_refused() -> None:
             assert "nothing is fetched from there" in error.message
         for allow_private in (False, True):
             fetch = fetcher(allow_private=allow_private, addresses=named(["169.254.169.254"]))
-            assert "metadata" not in (await refusal(fetch, f"http://{HOST}/latest/meta-data/")).message
+            error = await refusal(fetch, f"http://{HOST}/latest/meta-data/")
+            assert "nothing is fetched from there" in error.message
     assert not server.asked
 
 
@@ -219,6 +232,23 @@ async def test_urls_that_name_no_file_are_refused(url: str) -> None:
     assert isinstance(await refusal(fetcher(), url), InvalidRequest)
 
 
+@pytest.mark.parametrize("listed", ["straße.example", "xn--strae-oqa.example"])
+@pytest.mark.parametrize("asked", ["straße.example", "xn--strae-oqa.example"])
+async def test_a_name_beyond_ascii_is_one_name_however_it_is_written(listed: str, asked: str) -> None:
+    """Python's own encoding (IDNA 2003) would look up `strasse.example`, which is another's."""
+    looked_up: list[str] = []
+
+    async def addresses(host: str) -> Sequence[str]:
+        looked_up.append(host)
+        return ["127.0.0.1"]
+
+    async with serving() as server:
+        fetch = fetcher(hosts=(f"{listed}:*",), addresses=addresses)
+        found = await fetch.fetch(f"http://{asked}:{server.port}/a.png", "p", "team", ignore)
+    assert (found.data, looked_up) == (PNG, ["xn--strae-oqa.example"])
+    assert server.asked[0].headers["Host"] == f"xn--strae-oqa.example:{server.port}"
+
+
 async def test_so_many_are_fetched_at_once_and_no_more() -> None:
     async with serving() as server:
         fetch, url = fetcher(), f"http://{HOST}:{server.port}/wait"
@@ -241,5 +271,5 @@ async def test_certificates_are_checked_by_name(tmp_path: Path) -> None:
         url = f"https://{HOST}:{server.port}/a.png"
         assert (await fetcher(tls=trust).fetch(url, "p", "team", ignore)).data == PNG
         other = f"https://other.example.com:{server.port}/a.png"
-        assert "connection failed" in (await refusal(fetcher(hosts=("*.example.com",), tls=trust), other)).message
+        assert "connection failed" in (await refusal(fetcher(hosts=("*.example.com:*",), tls=trust), other)).message
         assert "connection failed" in (await refusal(fetcher(), url)).message

@@ -14,6 +14,8 @@ import pytest
 from gateway.api.media.attachments import LinkedMedium
 from gateway.api.media.fetcher import Fetched
 from gateway.api.media.loader import MediaLoader
+from gateway.api.openai.bodies import StreamUsageOptions
+from gateway.api.openai.requests import ChatRequest
 from gateway.call import Call, Principal
 from gateway.errors import InvalidRequest, NotSupported, TakesTooMuch
 from tests.support.pool import heartbeat
@@ -142,6 +144,35 @@ async def test_all_media_together_have_a_bound() -> None:
     request = asking(link(0), link(1), link(2))
     with pytest.raises(TakesTooMuch, match="PADDOCK_MAX_MEDIA_BODY_MIB"):
         await loader(files, max_bytes=100_000, pool=(SEES,)).load(CALL, (request,), lambda _: None)
+
+
+async def test_no_more_is_fetched_than_all_may_have() -> None:
+    files, held = Files(*(Fetched(picture(40_000, n), "image/png") for n in range(5))), list[int]()
+    with pytest.raises(TakesTooMuch):
+        await loader(files, max_bytes=100_000, pool=(SEES,)).load(CALL, (asking(*map(link, range(5))),), held.append)
+    assert sum(held) <= 100_000
+
+
+async def test_a_link_to_a_text_is_for_all_models() -> None:
+    request = asking(link(0, is_document=True), places=(4,))
+    files = Files(Fetched(b"DOC", "text/plain"))
+    asked, call = await loader(files, pool=(READS,), other=(SEES,)).prepare(asking_of(request), CALL, ignore, None)
+    assert (asked.requests[0].messages[0].content, call) == ("abcdDOC", CALL)
+
+
+async def test_a_link_to_a_picture_goes_to_a_fallback_that_sees() -> None:
+    request = asking(link(0, is_document=True))
+    files = Files(Fetched(PNG, ""))
+    asked, call = await loader(files, pool=(READS,), other=(SEES,)).prepare(asking_of(request), CALL, ignore, None)
+    assert (asked.requests[0].media[0].data, call.model, call.fallbacks) == (PNG, "other", ())
+
+
+def asking_of(request: GenerateRequest) -> ChatRequest:
+    return ChatRequest("seer", (request,), False, StreamUsageOptions())
+
+
+def ignore(_: int) -> None:
+    """Count nothing."""
 
 
 async def test_a_link_to_a_sound_needs_a_model_that_hears() -> None:

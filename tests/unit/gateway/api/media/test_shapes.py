@@ -123,6 +123,11 @@ def test_files_are_media_by_what_they_are(part: Part, kind: str) -> None:
         (file(b"\xef\xbb\xbf{}", "t.json"), "{}"),
         (file("\u00fc".encode(), as_url="text/markdown;charset=utf-8"), "\u00fc"),
         (file(b"{}", as_url="application/ld+json"), "{}"),
+        (file(b"a: b", "settings.YAML"), "a: b"),
+        (file(b"let a", "a.ts"), "let a"),
+        (file(b"# a", "README.md"), "# a"),
+        (file(b"BMW and others, in alphabetical order", "cars.txt"), "BMW and others, in alphabetical order"),
+        (file(b"ID3,name,size,kind,colour", "table.csv"), "ID3,name,size,kind,colour"),
     ],
 )
 def test_documents_become_texts(part: Part, text: str) -> None:
@@ -160,6 +165,8 @@ def test_what_is_not_read_is_refused(part: Part, param: str, said: str) -> None:
         ({"type": "image_url", "image_url": {"url": data_url(WAV)}}, "image_url.url", "a sound"),
         ({"type": "image_url", "image_url": {"url": data_url(b"x", "text/plain")}}, "image_url.url", "recognised"),
         ({"type": "image_url", "image_url": {"url": "https://" + "x" * 9000}}, "image_url.url", "shorter"),
+        ({"type": "input_file", "file_url": "https://" + "x" * 9000}, "file_url", "shorter"),
+        ({"type": "file", "file": {"file_data": "https://" + "x" * 9000}}, "file.file_data", "shorter"),
         ({"type": "input_audio", "input_audio": {"format": "wav"}}, "input_audio.data", "missing"),
         ({"type": "input_audio", "input_audio": {"data": base64_of(PNG)}}, "input_audio.data", "a picture"),
         ({"type": "file", "file": "x"}, "file", "file_data"),
