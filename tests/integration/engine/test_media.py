@@ -606,7 +606,12 @@ def test_drafts_leave_the_cells_to_a_picture_that_were_planned_for_it(
         encoding = eyes.encoder.want("", "", large.prompt.spans[0].cells, is_encoded.set)
         assert is_encoded.wait(10)
         assert encoding.rows is not None
-        eyes.on_thread(lambda: [eyes.bench.submit(one) for one in (foretold, large)] and None)
+
+        def submit_both() -> None:
+            for one in (foretold, large):
+                eyes.bench.submit(one)
+
+        eyes.on_thread(submit_both)
         eyes.bench.wait(foretold.key, large.key)
         assert stepper.speculator.num_drafts
         assert tight, "answers and the picture shared steps"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 
 from workers.process.limits import can_take
@@ -25,15 +26,15 @@ class MemoryProbe:
         """`take` returns whether so many bytes can be allocated now."""
         self._take = take
         self._probed_at = 0.0
-        self._plan_id = 0
-        """Id of the last plan. The plan itself would keep the calls of a step that is long over."""
+        self._plan: Callable[[], object | None] = _nothing
+        """Returns the plan of the last check. It is not kept for that: its calls have megabytes of prepared pixels."""
 
     def has_memory(self, plan: object) -> bool:
         """Return whether a step by this plan has memory, as far as was checked lately."""
         now = time.perf_counter()
-        if now - self._probed_at < (PROBE_CALM_S if id(plan) == self._plan_id else PROBE_EVERY_S):
+        if now - self._probed_at < (PROBE_CALM_S if plan is self._plan() else PROBE_EVERY_S):
             return True
-        self._probed_at, self._plan_id = now, id(plan)
+        self._probed_at, self._plan = now, weakref.ref(plan)
         return self._take(STEP_BYTES)
 
 
@@ -56,3 +57,7 @@ class Spoilage:
 
     def clear(self) -> None:
         self.is_noted = False
+
+
+def _nothing() -> None:
+    """Return None, as a reference to what is gone does."""

@@ -69,7 +69,7 @@ class Chunk(Generic[S]):
     num_tokens: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Plan(Generic[S]):
     """The rows that one step computes. Several steps can have the same plan."""
 

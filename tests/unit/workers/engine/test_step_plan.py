@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workers.engine.step.health import MemoryProbe
 from workers.engine.step.step_plan import Beside, Chunk, Decode, Limits, Plan, in_parts, plan_step
 
 
@@ -154,3 +156,12 @@ def test_a_step_is_cut_into_parts(drafts: list[int], chunks: list[int], alike: b
     assert rows == parts
     assert [one for part in cut for one in part.decode] == plan.decode
     assert [chunk for part in cut for chunk in part.prefill] == plan.prefill
+
+
+def test_a_plan_is_not_kept_once_its_step_is_over() -> None:
+    """Its calls have megabytes of pictures."""
+    probe, plan = MemoryProbe(lambda _: True), Plan[View]([], [])
+    gone = weakref.ref(plan)
+    assert probe.has_memory(plan)
+    del plan
+    assert gone() is None
