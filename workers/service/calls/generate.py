@@ -276,9 +276,9 @@ class GenerateCalls:
         """Return what the model reads of the request's media. Raises CallFailed, and CallFailed (CONTEXT_OVERFLOW) as
         soon as they alone are too long: each keeps megabytes until it is encoded."""
         seen: list[Seen] = []
-        num_tokens = 0
+        num_tokens, num_bytes = 0, sum(len(one.data) for one in submit.request.media)  # all are kept while one waits
         for one in submit.request.media:
-            seen.append(await self._media_lane.run(submit.tenant, len(one.data), self._prompts.see, one))
+            seen.append(await self._media_lane.run(submit.tenant, num_bytes, self._prompts.see, one))
             num_tokens += length_of(seen[-1])
             if num_tokens >= self._engine.n_ctx:
                 raise CallFailed(context_overflow(num_tokens, self._engine.n_ctx, is_whole=False))

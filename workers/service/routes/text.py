@@ -185,9 +185,7 @@ class TextRoutes:
             found = await self._lane.run(team, len(body), respond, body)
             if isinstance(found, Response):
                 return found
-            seen = [
-                await self._media_lane.run(team, len(one.data), self._texts.see, one) for one in found.request.media
-            ]
+            seen = [await self._media_lane.run(team, len(body), self._texts.see, one) for one in found.request.media]
             return _answer(await self._lane.run(team, len(body), self._texts.render, found, seen))
 
         try:
