@@ -315,11 +315,13 @@ class Acceptor:
             connection.close()
             return
         limit_s = HANDSHAKE_S if verdict is Verdict.WITHIN else BEYOND_HANDSHAKE_S
-        self._begin(self._open_encrypted(connection, handshake, address, tls.context, limit_s))
+        self._begin(self._open_encrypted(connection, handshake, tls.context, limit_s))
 
     async def _open_encrypted(
-        self, connection: socket.socket, handshake: Handshake, address: str, context: ssl.SSLContext, limit_s: float
+        self, connection: socket.socket, handshake: Handshake, context: ssl.SSLContext, limit_s: float
     ) -> None:
+        address = self._connections.address_of(handshake)
+
         def made() -> asyncio.BaseProtocol:
             protocol = self._protocol()
             cast(Shaken, protocol).handshake = handshake
@@ -330,7 +332,7 @@ class Acceptor:
         try:
             async with asyncio.timeout_at(until):
                 await self._said_hello(connection)
-                await self._hellos.enter(self._connections.address_of(handshake))
+                await self._hellos.enter(address)
             opening: asyncio.Task[object] | None = None
             try:
                 left_s = max(until - self._loop.time(), BEYOND_HANDSHAKE_S)

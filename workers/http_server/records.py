@@ -20,6 +20,9 @@ GROWTH = 4
 SLICE_S = 0.0003
 """Processor seconds that it should take to decrypt them."""
 
+NOBODY = asyncio.BufferedProtocol()
+"""The protocol of TLS layers whose connections are over: they keep one for good."""
+
 
 class RecordBuffer:
     """The memory into which the connections of one event loop decrypt, one at a time."""
@@ -98,6 +101,9 @@ class PacedRecords(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._turns.leave(self)
         self.protocol.connection_lost(exc)
+        # The TLS layer, this and the protocol hold each other: they would stay in memory until the collector runs.
+        self.protocol = asyncio.Protocol()
+        self._transport.set_protocol(NOBODY)
 
     def eof_received(self) -> bool | None:
         return self.protocol.eof_received()

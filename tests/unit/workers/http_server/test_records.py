@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
+import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,6 +18,7 @@ from tests.support.tls_proxy import Certificates, make_certificates
 from tests.support.waiting import until
 from workers.http_server.acceptor import Acceptor
 from workers.http_server.connections import Closable, ConnectionBounds, Connections
+from workers.http_server.pacer import ParseTurns, Parsing
 from workers.http_server.tls import Tls, TlsFiles
 
 MANY, NUM_PEERS = 10_000, 8
@@ -60,14 +63,17 @@ class Heard(asyncio.Protocol):
 
 
 @contextmanager
-def accepting(certificates: Certificates, made: list[Heard]) -> Iterator[int]:
+def accepting(
+    certificates: Certificates, made: list[Heard], host: str = "127.0.0.1", turns: ParseTurns | None = None
+) -> Iterator[int]:
     def new() -> Heard:
         made.append(Heard())
         return made[-1]
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
         tls = Tls(TlsFiles(certificates.server, certificates.server_key))
-        running = Acceptor(listener, Connections(ConnectionBounds.of(1024)), new, None, tls)
+        running = Acceptor(listener, Connections(ConnectionBounds.of(1024)), new, None, tls, turns)
         running.start()
         try:
             yield listener.getsockname()[1]
@@ -78,8 +84,8 @@ def accepting(certificates: Certificates, made: list[Heard]) -> Iterator[int]:
 class Talker:
     """A peer that encrypts what it sends beforehand."""
 
-    def __init__(self, certificates: Certificates, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port))
+    def __init__(self, certificates: Certificates, port: int, host: str = "127.0.0.1") -> None:
+        self.socket = socket.create_connection((host, port))
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = ssl.create_default_context(cafile=str(certificates.ca))
         self._tls = context.wrap_bio(self._in, self._out, server_hostname="127.0.0.1")
@@ -139,6 +145,40 @@ def test_records_of_a_byte_are_decrypted_over_many_turns(certificates: Certifica
     run(flood())
 
 
+class NotedTurns(ParseTurns):
+    """Notes the lines in which connections wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines = set[str]()
+
+    def wait(self, connection: Parsing, caller: str) -> None:
+        self.lines.add(caller)
+        super().wait(connection, caller)
+
+
+def test_all_addresses_of_a_network_wait_in_one_line(certificates: Certificates, run: Run) -> None:
+    """They belong to one peer, who would have as many lines in the rotation as it has addresses."""
+    turns = NotedTurns()
+
+    async def flood() -> None:
+        made = list[Heard]()
+        with accepting(certificates, made, "::1", turns) as port:
+            talker = Talker(certificates, port, "::1")
+            with talker.socket:
+                await asyncio.to_thread(talker.shake_hands)
+                text = talker.records(*[b"x"] * MANY)
+                await asyncio.to_thread(talker.socket.sendall, text)
+                await until(lambda: sum(map(len, made[0].pieces)) == MANY, 30.0, "all is read")
+
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    run(flood())
+    assert turns.lines == {"::/64"}
+
+
 def test_a_peer_may_not_shake_hands_again(certificates: Certificates) -> None:
     assert TlsFiles(certificates.server, certificates.server_key).context().options & ssl.OP_NO_RENEGOTIATION
 
@@ -180,3 +220,32 @@ def test_a_connection_reads_when_its_protocol_wants_more(certificates: Certifica
                 await until(lambda: second.pieces == [b"abc"], 5.0, "the new one reads it")
 
     run(hold())
+
+
+@pytest.mark.parametrize("is_closed_here", [True, False])
+def test_a_connection_that_has_ended_leaves_nothing_for_the_cycle_collector(
+    certificates: Certificates, run: Run, is_closed_here: bool
+) -> None:
+    """Its protocol and its TLS layer held each other: 45 KiB until the cycle collector ran."""
+
+    async def end() -> None:
+        made = list[Heard]()
+        with accepting(certificates, made) as port:
+            talker = Talker(certificates, port)
+            with talker.socket:
+                await asyncio.to_thread(talker.shake_hands)
+                await until(lambda: len(made) == 1, 10.0, "it is there")
+                talker.socket.sendall(talker.records(b"abc"))
+                await until(lambda: made[0].pieces == [b"abc"], 5.0, "it has read")
+                known = [weakref.ref(made[0]), weakref.ref(made[0].transport)]
+                if is_closed_here:
+                    made[0].transport.abort()
+                made.clear()
+            await until(lambda: [one() for one in known] == [None, None], 5.0, "it is gone")
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(end())
+    finally:
+        gc.enable()
