@@ -151,6 +151,8 @@ def _with_companions(spec: ModelSpec, model: Path | None) -> ModelSpec:
     """Return the spec with the files of its projector and its draft model. Those of the hub lie beside the model where
     `paddock fetch` has put them."""
     beside = (model or Path()).expanduser()
+    if not beside.name:  # `.` or `/`: whoever loads the model says that it is no file
+        return spec
     projector = beside.with_stem(f"{beside.stem}{PROJECTOR}")
     if not spec.projector and projector.is_file():
         spec = replace(spec, projector=str(projector))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.workers.supervisor.test_chat_template import worker_of
+from workers.llama.model import Model, ModelError
 from workers.models.catalog import CatalogError
 from workers.models.library import Library, ModelUnusable, wanted
 from workers.models.speculation import DraftSpec
@@ -50,3 +51,12 @@ def test_a_worker_of_its_own_finds_it(draft: str, file: str) -> None:
         model=Path("models/m.gguf"), redis_url="redis://r", worker_secret="s" * 32, speculation=f'{{"draft": {draft}}}'
     )
     assert spec_of(settings).speculation.draft == DraftSpec(path=file)
+
+
+@pytest.mark.parametrize("model", [".", "/"])
+def test_a_folder_in_place_of_a_model_is_told_by_whoever_loads_it(model: str) -> None:
+    """It was a traceback: such a path has no name of which another file's could be made."""
+    settings = WorkerSettings(model=Path(model), alias="m", redis_url="redis://r", worker_secret="s" * 32)
+    spec = spec_of(settings)
+    with pytest.raises(ModelError):
+        Model.load(Path(spec.path or ""), spec.llama)
