@@ -18,7 +18,7 @@ from tests.support.calls import generate_calls
 from tests.support.tools import tool_of
 from workers.chat.answers import Answers
 from workers.chat.conversation import THINK
-from workers.chat.prompts import Prompts
+from workers.chat.prompts import Prompt, Prompts, Seen
 from workers.chat.tools.json_calls import HERMES
 from workers.constraint.compiler import Compiler
 from workers.constraint.forks import Forks
@@ -68,10 +68,10 @@ class OpenThought(Prompts):
     def __init__(self, model: Model) -> None:
         self._model = model
 
-    def tokens(self, request: GenerateRequest) -> Sequence[int]:
+    def fitting(self, request: GenerateRequest, seen: Sequence[Seen] = ()) -> Prompt:
         content = request.messages[-1].content
         text = f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n<think>\n"
-        return self._model.tokenize(text, add_special=False, parse_special=True)
+        return Prompt(self._model.tokenize(text, add_special=False, parse_special=True), text)
 
     def num_public(self, request: GenerateRequest, tokens: Sequence[int]) -> int:
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ INLINE = "{% for message in messages %}\n{{ message.content }} 'Grüße'\n{% end
 
 def worker_of(settings: SupervisorSettings, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
     """Return what the first worker is told of its model, by its environment and its file."""
-    settings = settings.model_copy(update={"redis_url": "unix:///r.sock", "worker_secret": "hush"})
+    own = Path(tempfile.mkdtemp())  # other tests beside this one write files of the same names to the default folder
+    settings = settings.model_copy(update={"redis_url": "unix:///r.sock", "worker_secret": "hush", "state_dir": own})
     [worker] = plan(wanted(settings).models, 4, (), "h")[:1]
     (settings.state_dir / "run").mkdir(parents=True, exist_ok=True)
     write_specs([worker], settings)
