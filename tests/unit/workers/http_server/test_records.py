@@ -237,11 +237,11 @@ def test_a_connection_that_has_ended_leaves_nothing_for_the_cycle_collector(
                 await until(lambda: len(made) == 1, 10.0, "it is there")
                 talker.socket.sendall(talker.records(b"abc"))
                 await until(lambda: made[0].pieces == [b"abc"], 5.0, "it has read")
-                known = [weakref.ref(made[0]), weakref.ref(made[0].transport)]
+                protocol, transport = weakref.ref(made[0]), weakref.ref(made[0].transport)
                 if is_closed_here:
                     made[0].transport.abort()
                 made.clear()
-            await until(lambda: [one() for one in known] == [None, None], 5.0, "it is gone")
+            await until(lambda: protocol() is None and transport() is None, 5.0, "it is gone")
 
     gc.collect()
     gc.disable()
