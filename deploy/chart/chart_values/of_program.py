@@ -49,7 +49,7 @@ def definitions() -> dict[str, Schema]:
     """What the entries of `models`, and `aliases`, are made of."""
     found = _of_catalog()
     of_llama = ("LlamaSettings", "TensorOverride", "ControlVectorSpec")
-    parts = (*of_llama, "DefaultSampling", "SpeculationSettings", "AdapterSpec", "AliasChain", "Target")
+    parts = (*of_llama, "DefaultSampling", "SpeculationSettings", "DraftSpec", "AdapterSpec", "AliasChain", "Target")
     return {
         **{name: found[name] for name in parts},
         "gatewaySettings": settings(GatewaySettings),
