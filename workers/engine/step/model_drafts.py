@@ -17,7 +17,8 @@ from workers.engine.step.sequence import Sequence
 from workers.models.speculation import DraftSpec
 
 READY_TOKENS = 32
-"""Number of unread tokens of a conversation up to which they are read beside its first guessed token."""
+"""Number of unread tokens of a conversation up to which they are read beside its first guessed token. So many are read
+at once in any case: no micro-batch is smaller."""
 
 FORGET = 0.002
 """Share of the way back to what other answers bring, and of all answers' to the first guess, by which rates move with
@@ -103,20 +104,26 @@ class ModelDrafts:
     def _ready(self, wanted: list[tuple[Offer, int]], num_calls: int) -> list[tuple[Offer, int]]:
         """Return those whose tokens the model has read. Read a part of one of the others, if that pays."""
         ready = []
-        reads = True
+        reads, room = True, self._most_at_once(num_calls)
         for offer, count in wanted:
             known = offer.sequence.tokens()
             num_missing = self.model.num_missing(offer.sequence.id, known)
             if num_missing <= READY_TOKENS:
-                ready.append((offer, count))
+                if num_missing <= room:
+                    ready.append((offer, count))
+                    room -= num_missing
             elif reads and self._is_worth_reading(offer, count, num_missing, num_calls):
                 reads = False
-                row_s = self._read_s
-                num_at_once = self.model.n_ubatch
-                if num_calls > 1 and row_s:
-                    num_at_once = max(READY_TOKENS, min(num_at_once, int(MOVE_S / row_s)))
-                self.model.read(offer.sequence.id, known, min(num_missing - 1, num_at_once))
+                self.model.read(offer.sequence.id, known, min(num_missing - 1, self._most_at_once(num_calls)))
         return ready
+
+    def _most_at_once(self, num_calls: int) -> int:
+        """Return how many tokens the model may read at once: a micro-batch, or where other answers wait for it, those
+        of `MOVE_S` seconds."""
+        if num_calls == 1:
+            return self.model.n_ubatch
+        row_s = self._read_s
+        return max(READY_TOKENS, min(self.model.n_ubatch, int(MOVE_S / row_s))) if row_s else READY_TOKENS
 
     @property
     def _read_s(self) -> float:
