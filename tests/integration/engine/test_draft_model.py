@@ -13,6 +13,7 @@ import pytest
 
 from tests.integration.engine.listener import GREEDY, ONE_THREAD, Bench, changed, running
 from tests.support.quantised import Q4_0, write_quantised
+from tests.support.small_models import write_wide_model
 from tests.support.stack import DEMO_MODEL
 from workers.constraint.guidance import QUICK, Grammar, schema_to_lark, tokenizer
 from workers.engine.request import EngineRequest
@@ -269,6 +270,22 @@ def test_short_prompts_of_many_calls_are_read_in_parts(demo: Model, small: Model
         assert num_accepted(bench) > 60
         assert max(sizes) <= 32
         assert drafted == [undrafted(bench, one)[0] for one in requests]
+
+
+def test_tokens_that_the_model_lacks_are_left_alone(
+    demo: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some models are padded with tokens that smaller ones of their family lack. Other calls are drafted on."""
+    write_wide_model(tmp_path / "wide.gguf", 100)
+    with Model.load(tmp_path / "wide.gguf", ONE_THREAD) as wide, drafting(wide, demo) as bench:
+        assert not demo.vocab.difference(wide.vocab)
+        beyond = demo.vocab.num_tokens + 30
+        for _ in range(MAX_FAILURES):
+            said(bench, telling(bench, [beyond, *bench.tokens(PROMPTS[0])], 10))
+        assert draft_model(bench).is_able
+        assert "forgets" not in caplog.text
+        said(bench, telling(bench, PROMPTS[1], 20))
+        assert bench.engine.counters.num_drafted[Source.MODEL] > 0
 
 
 def test_vocabularies_must_be_alike(demo: Model, stories: Model) -> None:

@@ -108,6 +108,8 @@ class ModelDrafts:
         for offer, count in wanted:
             known = offer.sequence.tokens()
             num_missing = self.model.num_missing(offer.sequence.id, known)
+            if not self.model.can_read(offer.sequence.id, known):
+                continue
             if num_missing <= READY_TOKENS:
                 if num_missing <= room:
                     ready.append((offer, count))
