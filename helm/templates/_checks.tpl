@@ -16,6 +16,10 @@
 {{- if and $model.path (not (hasPrefix "/" $model.path)) (eq $cache.type "emptyDir") -}}
 {{- $wrong = append $wrong (printf "%s: path: an empty volume holds no file; set modelCache.type to claim or existing" $where) -}}
 {{- end -}}
+{{- $draft := default dict (default dict $model.speculation).draft -}}
+{{- if and $draft.hf (not $model.hf) -}}
+{{- $wrong = append $wrong (printf "%s: speculation.draft.hf: it is fetched with a model of hf only; name its file by path" $where) -}}
+{{- end -}}
 {{- range $kind, $volume := dict "modelCache" $cache "promptCache" $model.promptCache -}}
 {{- if and (eq $volume.type "existing") (not $volume.existingClaim) -}}
 {{- $wrong = append $wrong (printf "%s: %s: name its claim in existingClaim" $where $kind) -}}

@@ -25,7 +25,7 @@
   value: {{ include "paddock.modelFile" $model | quote }}
 - name: PADDOCK_LLAMA
   value: {{ include "paddock.llama" $model | quote }}
-{{- include "paddock.settingsEnv" (dict "settings" (pick $model "slots" "ctx" "kv_tokens" "sampling" "adapters" "tool_family" "open_objects" "chat_template" "thinking" "thinking_budget" "thinking_budget_message" "chat_template_kwargs" "shared_prompts")) }}
+{{- include "paddock.settingsEnv" (dict "settings" (pick $model "slots" "ctx" "kv_tokens" "sampling" "adapters" "speculation" "projector" "projector_on_gpu" "image_min_tokens" "image_max_tokens" "tool_family" "open_objects" "chat_template" "thinking" "thinking_budget" "thinking_budget_message" "chat_template_kwargs" "shared_prompts")) }}
 {{- if ne $model.promptCache.type "none" }}
 - name: PADDOCK_CACHE_DIR
   value: /cache/{{ include "paddock.slug" $model.name }}
@@ -69,6 +69,7 @@
       value: {{ $model.name | quote }}
     - name: PADDOCK_HF
       value: {{ $model.hf | quote }}
+    {{- include "paddock.settingsEnv" (dict "settings" (pick $model "speculation")) | nindent 4 }}
     {{- if include "paddock.hasSecret" (dict "root" .root "key" "hf-token" "value" .root.Values.secrets.hfToken) }}
     - name: HF_TOKEN
       valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" .root }}, key: hf-token}}

@@ -20,6 +20,7 @@ from workers.models.default_sampling import DefaultSampling
 from workers.models.files import plain_name
 from workers.models.library import wanted
 from workers.models.spec import AdapterSpec, LlamaSettings
+from workers.models.speculation import SpeculationSettings
 from workers.protocol.control import DRAIN_PATH
 from workers.protocol.framing import HEALTH_PATH
 from workers.service.routes.probes import READY_PATH
@@ -160,6 +161,11 @@ def test_every_field_of_a_catalog_arrives() -> None:
         },
         "sampling": {"temperature": 0.6, "dry_sequence_breakers": ["\n", '"', "<x>"]},
         "adapters": [{"name": "pirate", "path": "/models/pirate.gguf", "pinned": True}],
+        "speculation": {"draft": {"hf": "org/small-GGUF:Q8_0", "n_max": 8}, "rollback": 4},
+        "projector": "/models/eyes.gguf",
+        "projector_on_gpu": False,
+        "image_min_tokens": 64,
+        "image_max_tokens": 512,
         "tool_family": "hermes",
         "chat_template": "{% for m in messages %}\n{{ m.content }} <b>$(POD_IP) $$x$$ $y\n{% endfor %}",
         "thinking": "off",
@@ -184,6 +190,11 @@ def test_every_field_of_a_catalog_arrives() -> None:
     assert msgspec.json.decode(told["PADDOCK_LLAMA"], type=LlamaSettings) == spec.llama
     assert msgspec.json.decode(told["PADDOCK_SAMPLING"], type=DefaultSampling) == spec.sampling
     assert msgspec.json.decode(told["PADDOCK_ADAPTERS"], type=list[AdapterSpec]) == list(spec.adapters)
+    assert msgspec.json.decode(told["PADDOCK_SPECULATION"], type=SpeculationSettings) == spec.speculation
+    assert (told["PADDOCK_PROJECTOR"], told["PADDOCK_PROJECTOR_ON_GPU"]) == ("/models/eyes.gguf", "false")
+    assert (told["PADDOCK_IMAGE_MIN_TOKENS"], told["PADDOCK_IMAGE_MAX_TOKENS"]) == ("64", "512")
+    (first,) = pod["initContainers"]
+    assert plain_env(first, KNOWN)["PADDOCK_SPECULATION"] == told["PADDOCK_SPECULATION"], "it fetches the draft model"
     assert (told["PADDOCK_KV_TOKENS"], told["PADDOCK_TOOL_FAMILY"]) == ("9000", "hermes")
     assert container(pod)["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert container(pod)["image"].startswith("paddock-worker-cuda:")

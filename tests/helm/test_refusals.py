@@ -59,6 +59,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"models": [{"name": "m", "path": "m.gguf"}]},
         "models[0] (m): path: an empty volume holds no file; set modelCache.type to claim or existing",
     ),
+    "a draft model that nothing fetches": (
+        {"models": [{"name": "m", "path": "/models/m.gguf", "speculation": {"draft": {"hf": "org/small"}}}]},
+        "models[0] (m): speculation.draft.hf: it is fetched with a model of hf only; name its file by path",
+    ),
     "no claim's name": (
         of_model(promptCache={"type": "existing"}),
         "models[0] (m): promptCache: name its claim in existingClaim",

@@ -30,6 +30,12 @@ def test_the_schema_and_the_table_are_up_to_date() -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
 
 
+def test_the_schema_has_all_that_it_refers_to() -> None:
+    """helm refuses all values where one reference leads nowhere, also one that no value comes to."""
+    text = json.dumps(SCHEMA)
+    assert set(re.findall(r'"#/definitions/(\w+)"', text)) == set(SCHEMA["definitions"])
+
+
 @pytest.mark.parametrize("file", [CHART / "values.yaml", *EXAMPLES], ids=lambda file: file.stem)
 def test_the_files_fit_the_schema(file: Path) -> None:
     jsonschema.Draft7Validator(SCHEMA).validate(yaml.safe_load(file.read_text()))

@@ -13,12 +13,14 @@ import pytest
 
 from tests.integration.engine.listener import GREEDY, ONE_THREAD, Bench, changed, running
 from tests.support.quantised import Q4_0, write_quantised
+from tests.support.small_models import write_wide_model
 from tests.support.stack import DEMO_MODEL
 from workers.constraint.guidance import QUICK, Grammar, schema_to_lark, tokenizer
 from workers.engine.request import EngineRequest
 from workers.engine.speculation.draft_model import MAX_FAILURES, DraftModel
 from workers.engine.speculation.hit_rates import Source
 from workers.llama.model import Model
+from workers.models.spec import LlamaSettings
 from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol.events import Logprobs, Tokens
 from workers.protocol.requests import Sampling, Speculation
@@ -80,7 +82,7 @@ def tokens_of(bench: Bench, key: int) -> list[int]:
     return [event.tokens[0] for event in bench.heard.calls[key] if isinstance(event, Tokens)]
 
 
-def telling(bench: Bench, prompt: str, num_tokens: int | None = 60, **changes: Any) -> EngineRequest:
+def telling(bench: Bench, prompt: str | list[int], num_tokens: int | None = 60, **changes: Any) -> EngineRequest:
     return changed(bench.request(prompt, num_tokens, ignore_eos=True), tell=("tokens",), **changes)
 
 
@@ -247,6 +249,43 @@ def test_what_is_left_of_a_draft_is_used(bench: Bench) -> None:
     (drafted,) = said(bench, telling(bench, PROMPTS[0], 100))
     assert len(drafted) == 100
     assert sum(guesses) <= 120
+
+
+@pytest.mark.parametrize("rows", [32, 512])
+def test_short_prompts_of_many_calls_are_read_in_parts(demo: Model, small: Model, rows: int) -> None:
+    """As many as fit the batch, and as take as long as other answers may wait: a token a second, if it were true."""
+    sizes: list[int] = []
+    with drafting(demo, small, llama=LlamaSettings(n_threads=1, n_batch=rows, n_ubatch=rows)) as bench:
+        model = draft_model(bench)
+        decode, model.row_s = model._decode, 1.0
+
+        def noted() -> bool:
+            sizes.append(model._batch.num_tokens)
+            return decode()
+
+        model._decode = noted  # type: ignore[method-assign]
+        text = bench.tokens(LONG)
+        requests = [telling(bench, text[: 24 + number], cache_prompt=False) for number in range(4)]
+        drafted = said(bench, *requests)
+        assert num_accepted(bench) > 60
+        assert max(sizes) <= 32
+        assert drafted == [undrafted(bench, one)[0] for one in requests]
+
+
+def test_tokens_that_the_model_lacks_are_left_alone(
+    demo: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some models are padded with tokens that smaller ones of their family lack. Other calls are drafted on."""
+    write_wide_model(tmp_path / "wide.gguf", 100)
+    with Model.load(tmp_path / "wide.gguf", ONE_THREAD) as wide, drafting(wide, demo) as bench:
+        assert not demo.vocab.difference(wide.vocab)
+        beyond = demo.vocab.num_tokens + 30
+        for _ in range(MAX_FAILURES):
+            said(bench, telling(bench, [beyond, *bench.tokens(PROMPTS[0])], 10))
+        assert draft_model(bench).is_able
+        assert "forgets" not in caplog.text
+        said(bench, telling(bench, PROMPTS[1], 20))
+        assert bench.engine.counters.num_drafted[Source.MODEL] > 0
 
 
 def test_vocabularies_must_be_alike(demo: Model, stories: Model) -> None:

@@ -323,6 +323,20 @@ def test_an_answer_ends_after_the_tokens_that_were_wanted(demo: Model) -> None:
         assert bench.engine._stepper.num_cells_idle == len(request.prompt) + 5, "the cells of the others are free"
 
 
+def test_no_more_tokens_are_told_as_foretold_than_the_answer_has(bench: Bench) -> None:
+    """Its caller has ended it before tokens that were drafted and drawn."""
+    plain = tokens_of(bench, said(bench, PROMPTS[1], cache_prompt=False, speculation=NO_DRAFTS))
+    request = changed(bench.request(PROMPTS[1], None, ignore_eos=True), prediction=tuple(plain), cache_prompt=False)
+    key = bench.submit(changed(request, tell=("tokens",)))
+    bench.heard.until(lambda: len(bench.heard.calls[key]) > 50)
+    bench.engine.end(key, 5)
+    bench.wait(key)
+    finished = bench.heard.finished(key)
+    assert finished.usage.accepted_prediction_tokens == finished.usage.completion_tokens == 5
+    assert finished.usage.rejected_prediction_tokens > 20
+    assert finished.timings.draft_n > finished.timings.draft_n_accepted == 5
+
+
 def test_an_answer_ends_where_the_memory_cannot_be_truncated(small_models: dict[str, Path]) -> None:
     with Model.load(small_models["recurrent"], ONE_THREAD) as model, running(model) as bench:
         key = bench.submit(changed(bench.request([5, 6, 7], None, ignore_eos=True), tell=("tokens",)))

@@ -60,7 +60,9 @@ class DraftModel:
         self.num_params, self.n_ubatch = context.model.facts.n_params, context.n_ubatch
         self._context, self._memory = context, context.memory
         self._batch = context.new_batch()
-        self._num_tokens = min(num_tokens, context.model.vocab.num_tokens)
+        self._num_own = context.model.vocab.num_tokens
+        self._num_tokens = min(num_tokens, self._num_own)
+        self._knows_all = self._num_own >= num_tokens
         self._ends = ends
         self._num_held = [0] * context.num_sequences
         """Cells of each sequence that are known to be those of its first tokens."""
@@ -113,6 +115,10 @@ class DraftModel:
         del ahead[:num_true]
         self.cut(sequence, min(held + num_true, len(known) - 1))
         return len(known) - self._num_held[sequence]
+
+    def can_read(self, sequence: int, known: Tokens) -> bool:
+        """Return whether the model has all tokens that it is to read: its vocabulary may be somewhat smaller."""
+        return self._knows_all or bool((known[self._num_held[sequence] :] < self._num_own).all())
 
     def read(self, sequence: int, known: Tokens, num_tokens: int) -> None:
         """Read the next `num_tokens` tokens of a conversation, at most one micro-batch."""

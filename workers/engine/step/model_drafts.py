@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from heapq import nlargest
 from itertools import accumulate
 from operator import mul
 
@@ -17,7 +18,8 @@ from workers.engine.step.sequence import Sequence
 from workers.models.speculation import DraftSpec
 
 READY_TOKENS = 32
-"""Number of unread tokens of a conversation up to which they are read beside its first guessed token."""
+"""Number of unread tokens of a conversation up to which they are read beside its first guessed token. So many are read
+at once in any case: no micro-batch is smaller."""
 
 FORGET = 0.002
 """Share of the way back to what other answers bring, and of all answers' to the first guess, by which rates move with
@@ -37,6 +39,18 @@ class Offer:
     """Maximum number of tokens that may be drafted."""
     chances: Ordered[float]
     """For each token that can be drafted, the chance that it and all before it are drawn."""
+
+
+def rounds_of(chances: Ordered[Ordered[float]], are_guessed: Ordered[bool]) -> list[int]:
+    """Return, for 0, 1, 2, ... tokens that a step computes, likeliest first, how many rounds guessing them takes: as
+    many as tokens of the longest draft. `chances`: of each draft, as in `StepCosts.choose`. `are_guessed`: whether it
+    is the model's."""
+    counts, rounds = [0] * len(chances), [0]
+    ranked = ((chance, -number) for number, one in enumerate(chances) for chance in one)
+    for _, number in nlargest(MAX_DRAFTED, ranked):
+        counts[-number] += 1
+        rounds.append(max(rounds[-1], counts[-number]) if are_guessed[-number] else rounds[-1])
+    return rounds
 
 
 class ModelDrafts:
@@ -70,12 +84,14 @@ class ModelDrafts:
         num_asked = sum(are_better)
         if not num_asked:
             return 0.0
+        chances = [max(guessed, one.chances, key=sum) for guessed, one in zip(expected, offers, strict=True)]
+        rounds, round_s = rounds_of(chances, are_better), self._rounds.expected(num_asked)
         counts = self._costs.choose(
-            [max(guessed, one.chances, key=sum) for guessed, one in zip(expected, offers, strict=True)],
+            chances,
             num_calls,
             max_rows=max_rows,
             is_shared=is_shared,
-            before_s=lambda num_drafted: self._seconds(num_drafted, num_asked),
+            before_s=lambda num_drafted: rounds[num_drafted] * round_s,
         )
         wanted = []
         for one, is_better, count in zip(offers, are_better, counts or [0] * len(offers), strict=True):
@@ -96,27 +112,31 @@ class ModelDrafts:
         drafts.model_rate += (self._rates.model_rates[drafts.is_greedy] - drafts.model_rate) * FORGET
         self._rates.forget_some(drafts.is_greedy, FORGET)
 
-    def _seconds(self, num_drafted: int, num_answers: int) -> float:
-        """Return the seconds that guessing so many tokens of so many answers takes, about as many of each."""
-        return -(-num_drafted // num_answers) * self._rounds.expected(num_answers)
-
     def _ready(self, wanted: list[tuple[Offer, int]], num_calls: int) -> list[tuple[Offer, int]]:
         """Return those whose tokens the model has read. Read a part of one of the others, if that pays."""
         ready = []
-        reads = True
+        reads, room = True, self._most_at_once(num_calls)
         for offer, count in wanted:
             known = offer.sequence.tokens()
             num_missing = self.model.num_missing(offer.sequence.id, known)
+            if not self.model.can_read(offer.sequence.id, known):
+                continue
             if num_missing <= READY_TOKENS:
-                ready.append((offer, count))
+                if num_missing <= room:
+                    ready.append((offer, count))
+                    room -= num_missing
             elif reads and self._is_worth_reading(offer, count, num_missing, num_calls):
                 reads = False
-                row_s = self._read_s
-                num_at_once = self.model.n_ubatch
-                if num_calls > 1 and row_s:
-                    num_at_once = max(READY_TOKENS, min(num_at_once, int(MOVE_S / row_s)))
-                self.model.read(offer.sequence.id, known, min(num_missing - 1, num_at_once))
+                self.model.read(offer.sequence.id, known, min(num_missing - 1, self._most_at_once(num_calls)))
         return ready
+
+    def _most_at_once(self, num_calls: int) -> int:
+        """Return how many tokens the model may read at once: a micro-batch, or where other answers wait for it, those
+        of `MOVE_S` seconds."""
+        if num_calls == 1:
+            return self.model.n_ubatch
+        row_s = self._read_s
+        return max(READY_TOKENS, min(self.model.n_ubatch, int(MOVE_S / row_s))) if row_s else READY_TOKENS
 
     @property
     def _read_s(self) -> float:
@@ -126,7 +146,7 @@ class ModelDrafts:
     def _is_worth_reading(self, offer: Offer, count: int, num_missing: int, num_calls: int) -> bool:
         sequence = offer.sequence
         num_gained = sum(self._expected(offer)[:count])
-        saved_s = self._costs.saved_s(num_calls, count, num_gained, self._seconds(count, 1))
+        saved_s = self._costs.saved_s(num_calls, count, num_gained, count * self._rounds.expected(1))
         return saved_s * self._lengths.left(sequence.num_predicted, sequence.limit) > num_missing * self._read_s
 
     def _guess(self, wanted: list[tuple[Offer, int]], num_calls: int) -> None:

@@ -266,14 +266,16 @@ class Sequence(CachedSequence):
             predicted_n=self.num_predicted,
             predicted_ms=(now - first) * 1e3,
             draft_n=0 if self.drafts is None else self.drafts.num_drafted,
-            draft_n_accepted=0 if self.drafts is None else self.drafts.num_accepted,
+            draft_n_accepted=0 if self.drafts is None else min(self.drafts.num_accepted, self.num_predicted),
         )
 
     def finished(self, reason: FinishReason, now: float) -> Finished:
         """Return the last event of a call that ended."""
         usage = Usage(self.num_prompt, self.num_predicted, self.num_cached)
         if self.drafts is not None and self.request.prediction:
-            num_accepted, num_drafted = self.drafts.num_foretold, self.drafts.num_of_prediction
+            # Of an answer that its caller has ended, tokens were dropped that had been drafted and drawn.
+            num_accepted = min(self.drafts.num_foretold, self.num_predicted)
+            num_drafted = self.drafts.num_of_prediction
             usage = Usage(
                 self.num_prompt, self.num_predicted, self.num_cached, num_accepted, num_drafted - num_accepted
             )
