@@ -9,9 +9,6 @@ no secret in memory. Trusted templates run there too: the cost is small beside t
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
@@ -22,7 +19,8 @@ from workers.chat.abilities import Abilities
 from workers.chat.conversation import Conversation
 from workers.chat.render_process import Ready, Setup, Unusable
 from workers.chat.template import CHATML, DEFAULT, TemplateUnusable
-from workers.process.helper_process import HelperProcess, NotStarted, ProcessEnded, TookTooLong
+from workers.process.helper_pool import HelperPool
+from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.framing import json_parts
 
@@ -30,9 +28,6 @@ START_S = 30.0
 RENDER_S = 5.0
 """Maximum seconds for rendering one conversation; then the call fails and the process is restarted. A hundred tools and
 two hundred messages took at most 0.04 s (docs/chat-templates.md)."""
-
-SPARE_AFTER_S = 3.0
-"""Seconds between the starts of the first and the second helper process. By then the worker has begun to serve."""
 
 NUM_PROCESSES = 2
 """Default number of helper processes: while one renders a team's conversation, the other serves other teams."""
@@ -59,46 +54,31 @@ class Renderer:
         number: int = NUM_PROCESSES,
     ) -> None:
         """`sources`: Jinja templates by name; without one named `default`, ChatML is the default. `number`: how many
-        processes; the second starts SPARE_AFTER_S after the first, others when they are first needed.
+        processes; the second starts some seconds after the first, others when they are first needed.
 
         Starts the first process, which tries the templates; that takes some tenths of a second. Raises
         TemplateUnusable."""
         self.sources = {DEFAULT: CHATML, **sources}
         self._render_s = render_s
-        self._processes = [HelperProcess("workers.chat.render_process", start_s=start_s) for _ in range(number)]
-        self._free: queue.LifoQueue[HelperProcess] = queue.LifoQueue()
-        self._closed = False
-        self._closing = threading.Lock()
-        self._spare = threading.Timer(SPARE_AFTER_S, self._start_spare)
-        self._spare.daemon = True
+        self._pool = HelperPool("workers.chat.render_process", number=number, start_s=start_s)
         self._setup = Setup(sources=self.sources, bos_text=bos_text, eos_text=eos_text)
         self.abilities: Mapping[str, Abilities] = self._started().abilities
         known = _encode(msgspec.structs.replace(self._setup, abilities=dict(self.abilities)))
-        for process in reversed(self._processes):
-            process.tell_successors(known)
-            self._free.put(process)
-        self._spare.start()
+        self._pool.tell_successors(known)
+        self._pool.start_spare()
 
     @property
     def pid(self) -> int | None:
         """Id of the helper process that is used first."""
-        return self._processes[0].pid
+        return self._pool.pid
 
     def render(self, conversation: Conversation) -> str:
         """Return the prompt's text. Blocks until a process is free, then for `render_s` at most. Raises CallFailed."""
         question = b"".join(json_parts(conversation))
-        process = self._free.get()
         try:
-            return self._rendered(process, question)
-        finally:
-            self._free.put(process)
-
-    def _rendered(self, process: HelperProcess, question: bytes) -> str:
-        """Have a process render the conversation in `question`; return the prompt's text. Raises CallFailed."""
-        try:
-            answer = _decode_answer(process.ask(question, self._render_s))
+            with self._pool.lent() as process:
+                answer = _decode_answer(process.ask(question, self._render_s))
         except TookTooLong as late:
-            _restart(process)
             if late.starved:
                 message = (
                     f"the process that renders chat templates had no processor for {self._render_s:g} s; send it again"
@@ -111,7 +91,6 @@ class Renderer:
             message += "send it again"
             raise CallFailed(Failure(FailureCode.UNAVAILABLE, message)) from None
         except ProcessEnded as ended:
-            _restart(process)
             if ended.killed:
                 message = "the process that renders chat templates was killed, for want of memory perhaps; send again"
                 raise CallFailed(Failure(FailureCode.OUT_OF_MEMORY, message)) from None
@@ -121,18 +100,8 @@ class Renderer:
             raise CallFailed(answer)
         return "".join(map(_decode_text, answer))
 
-    def _start_spare(self) -> None:
-        """Start the second process now, so that no conversation waits for its start while the first one is busy."""
-        with self._closing:
-            if not self._closed and len(self._processes) > 1:
-                _restart(self._processes[1])
-
     def close(self) -> None:
-        self._spare.cancel()
-        with self._closing:
-            self._closed = True
-            for process in self._processes:
-                process.close()
+        self._pool.close()
 
     def __enter__(self) -> Self:
         return self
@@ -145,16 +114,10 @@ class Renderer:
     def _started(self) -> Ready:
         """Start the first process; return what it found out about the templates. Raises TemplateUnusable."""
         try:
-            ready = _decode_start(self._processes[0].start(_encode(self._setup)))
+            ready = _decode_start(self._pool.start(_encode(self._setup)))
         except NotStarted as error:
             raise TemplateUnusable(f"the chat template can't render the shortest conversations ({error})") from None
         if isinstance(ready, Unusable):
             self.close()
             raise TemplateUnusable(ready.reason)
         return ready
-
-
-def _restart(process: HelperProcess) -> None:
-    """Restart a process at once, so that the next conversation need not wait for the start."""
-    with contextlib.suppress(NotStarted):  # the next conversation's caller gets the error
-        process.restart()

@@ -8,10 +8,7 @@ nothing, has no secret and no prompt in memory, and is replaced when it ends (do
 
 from __future__ import annotations
 
-import contextlib
 import math
-import queue
-import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -22,16 +19,14 @@ import numpy as np
 from workers.llama.media.parts import Picture, Sound
 from workers.media.bounds import MediaLimits
 from workers.media.messages import Answer, Kind, Pixels, Question, Refused, Setup
-from workers.process.helper_process import HelperProcess, NotStarted, ProcessEnded, TookTooLong
+from workers.process.helper_pool import HelperPool
+from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.requests import Medium
 
 START_S = 30.0
 DECODE_S = 5.0
 """Maximum seconds for decoding one medium. The slowest that are accepted take less (docs/media.md)."""
-
-SPARE_AFTER_S = 3.0
-"""Seconds between the starts of the first and the second helper process. By then the worker has begun to serve."""
 
 NUM_PROCESSES = 2
 """Default number of helper processes: while one decodes a team's picture, the other serves other teams."""
@@ -61,28 +56,22 @@ class MediaDecoder:
         self._sample_rate = sample_rate
         self._sees = sees
         self._decode_s = decode_s
-        self._processes = [HelperProcess("workers.media.decode_process", start_s=start_s) for _ in range(number)]
-        self._free: queue.LifoQueue[HelperProcess] = queue.LifoQueue()
-        self._closed = False
-        self._closing = threading.Lock()
-        self._spare = threading.Timer(SPARE_AFTER_S, self._start_spare)
-        self._spare.daemon = True
+        self._pool = HelperPool("workers.media.decode_process", number=number, start_s=start_s)
         setup = Setup(limits=limits, sample_rate=sample_rate, sees=sees, cpu_s=math.ceil(decode_s) + 1)
-        for process in reversed(self._processes):
-            process.tell_successors(_encode(setup))
-            self._free.put(process)
+        self._setup = _encode(setup)
+        self._pool.tell_successors(self._setup)
 
     @property
     def pid(self) -> int | None:
         """Id of the helper process that is used first."""
-        return self._processes[0].pid
+        return self._pool.pid
 
     def start(self) -> None:
         """Start the first process, which takes some tenths of a second, and let the second one follow. Call it once.
 
         Raises NotStarted."""
-        self._processes[0].restart()
-        self._spare.start()
+        self._pool.start(self._setup)
+        self._pool.start_spare()
 
     def decode(self, medium: Medium) -> Picture | Sound:
         """Return the medium's pixels or samples, within the limits. Blocks until a process is free, then for
@@ -93,22 +82,18 @@ class MediaDecoder:
             message = f"this model reads no {medium.kind}s; send text, or ask a model that reads them"
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, _param(medium)))
         arrival = _Arrival(medium.kind, self._limits, self._sample_rate)
-        process = self._free.get()
-        try:
-            self._ask(process, medium, arrival)
-        finally:
-            self._free.put(process)
+        self._ask(medium, arrival)
         if arrival.decoded is None:
             raise CallFailed(Failure(FailureCode.INVALID_REQUEST, arrival.reason, _param(medium)))
         return arrival.decoded
 
-    def _ask(self, process: HelperProcess, medium: Medium, arrival: _Arrival) -> None:
+    def _ask(self, medium: Medium, arrival: _Arrival) -> None:
         """Have a process decode the medium. Raises CallFailed."""
         question = _encode(Question(medium.kind, len(medium.data)))
         try:
-            process.ask(question, self._decode_s, attached=medium.data, room=arrival.room)
+            with self._pool.lent() as process:
+                process.ask(question, self._decode_s, attached=medium.data, room=arrival.room)
         except TookTooLong as late:
-            _restart(process)
             if late.starved:
                 message = f"the process that decodes media had no processor for {self._decode_s:g} s; send it again"
                 raise CallFailed(Failure(FailureCode.UNAVAILABLE, message)) from None
@@ -119,7 +104,6 @@ class MediaDecoder:
             )
             raise CallFailed(Failure(FailureCode.UNAVAILABLE, message)) from None
         except ProcessEnded as ended:
-            _restart(process)
             if ended.killed:
                 message = "the process that decodes media was killed, for want of memory perhaps; send it again"
                 raise CallFailed(Failure(FailureCode.OUT_OF_MEMORY, message)) from None
@@ -130,18 +114,8 @@ class MediaDecoder:
         message = f"decoding the {medium.kind} takes {what}; {SMALLER[medium.kind]}, or encode it anew"
         return Failure(FailureCode.INVALID_REQUEST, message, _param(medium))
 
-    def _start_spare(self) -> None:
-        """Start the second process now, so that no medium waits for its start while the first one is busy."""
-        with self._closing:
-            if not self._closed and len(self._processes) > 1:
-                _restart(self._processes[1])
-
     def close(self) -> None:
-        self._spare.cancel()
-        with self._closing:
-            self._closed = True
-            for process in self._processes:
-                process.close()
+        self._pool.close()
 
     def __enter__(self) -> Self:
         return self
@@ -192,9 +166,3 @@ _NO_ANSWER = Failure(FailureCode.INTERNAL, "the process that decodes media gave 
 
 def _param(medium: Medium) -> str | None:
     return medium.param or None
-
-
-def _restart(process: HelperProcess) -> None:
-    """Restart a process at once, so that the next medium need not wait for the start."""
-    with contextlib.suppress(NotStarted):  # the next medium's caller gets the error
-        process.restart()

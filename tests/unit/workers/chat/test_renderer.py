@@ -268,7 +268,7 @@ def test_one_slow_conversation_leaves_a_process_for_others() -> None:
 
 
 def test_a_second_process_is_kept_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.chat.renderer.SPARE_AFTER_S", 0.01)
+    monkeypatch.setattr("workers.process.helper_pool.SPARE_AFTER_S", 0.01)
     before = rendering()
     with Renderer({"default": "{{ messages[0].content }}"}, number=3) as renderer:
         wait_until(lambda: len(rendering() - before) == 2, 20)

@@ -193,7 +193,7 @@ read()
 def test_a_process_that_was_taken_over_is_not_believed(said: str) -> None:
     """It says sizes beyond the limits, another kind, or what can't be read."""
     with MediaDecoder(MediaLimits(), sample_rate=RATE, sees=True, number=1) as decoder:
-        decoder._processes[0]._command = [sys.executable, "-c", FALLEN, said]
+        decoder._pool._processes[0]._command = [sys.executable, "-c", FALLEN, said]
         assert failure(decoder, picture(b"\n")).code is FailureCode.INTERNAL
 
 
@@ -262,7 +262,7 @@ def test_other_threads_run_meanwhile(decoder: MediaDecoder) -> None:
 
 
 def test_a_second_process_is_kept_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.media.decoder.SPARE_AFTER_S", 0.01)
+    monkeypatch.setattr("workers.process.helper_pool.SPARE_AFTER_S", 0.01)
     before = decoding()
     with MediaDecoder(MediaLimits(), sample_rate=None, sees=True, number=3) as decoder:
         assert not decoding() - before
