@@ -79,7 +79,7 @@ class CellPositions:
             lag += num_cells - num_positions
 
     def position(self, cell: int) -> int:
-        """Return the position from which on the cells from `cell` on lie; within a picture, the one after it."""
+        """Return the position of `cell`; for one inside a picture, not its first, the position after the picture."""
         before = [one for one in self._pictures if one[0] < cell]
         if not before:
             return cell
@@ -94,7 +94,7 @@ class CellPositions:
         return self.position(num_cells) - 1
 
     def whole(self, cell: int) -> int:
-        """Return `cell`, or the end of the picture that has `cell` and the one before it."""
+        """Return `cell`, or the end of the picture that it lies inside."""
         return next((end for start, end, _, _ in self._pictures if start < cell < end), cell)
 
 

@@ -120,7 +120,7 @@ def _texts(request: GenerateRequest) -> Iterator[bytes]:
 
 
 def _with_media(text: str, places: Sequence[int], media: Iterator[Medium]) -> str:
-    """Return a text with a name of the next media at each of these places, by which other media make other heads."""
+    """Return a text with the hash of the next medium at each of these places, so that other media make other heads."""
     if not places:
         return text
     parts: list[str] = []

@@ -177,7 +177,7 @@ class CachedSequence:
 
     @property
     def num_whole(self) -> int:
-        """Return how many of the first tokens are in the KV cache without those of a span that is only begun."""
+        """Return how many of the first tokens are in the KV cache, leaving out a span of which only a part is there."""
         return self.prompt.floor(self.num_cells) if self.prompt.spans else self.num_cells
 
     @property

@@ -268,7 +268,7 @@ class Prompt:
         return CellPositions((one.start, one.num_cells, one.cells.num_positions) for one in pictures)
 
     def floor(self, cell: int) -> int:
-        """Return `cell`; where a span has it and the one before it, the span's start, as spans are shared whole."""
+        """Return `cell`, or the start of the span that it lies inside: spans are shared as a whole."""
         return next((one.start for one in self.spans if one.start < cell < one.end), cell)
 
     def texts(self) -> Sequence[int]:

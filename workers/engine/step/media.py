@@ -46,7 +46,7 @@ class MediaSpans:
         return not sequence.encoding
 
     def look(self, running: list[Sequence]) -> None:
-        """Find out which running calls have to wait for embeddings: what they found in the cache may be lost."""
+        """Have embeddings made that running calls need after all, since what they found in the cache was lost."""
         for sequence in running:
             if sequence.prompt.spans and not sequence.decoding:
                 # What is to be restored, or another call computes for this one, is not lost.
