@@ -49,6 +49,7 @@ lock: ## renew requirements/*.lock from pyproject.toml (needs uv)
 	$(UV_COMPILE) pyproject.toml --all-extras -o requirements/run.lock
 	$(UV_COMPILE) pyproject.toml --all-extras --group dev -c requirements/run.lock -o requirements/dev.lock
 	$(UV_COMPILE) pyproject.toml --extra gateway --extra tracing -c requirements/run.lock -o requirements/gateway.lock
+	$(UV_COMPILE) pyproject.toml --extra accounts --extra tracing -c requirements/run.lock -o requirements/accounts.lock
 	$(UV_COMPILE) pyproject.toml --extra worker --extra tracing $(NOT_IN_IMAGES) -c requirements/run.lock -o requirements/worker.lock
 	$(UV_COMPILE) --group pyproject.toml:build -o requirements/build.lock
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from accounts.protocol.records import AccessRecord
 from gateway import errors
 from gateway.access.control import Access
-from gateway.access.records import AccessRecord
 from gateway.api.intake.body import BODY_TIMEOUT_S
 from gateway.api.openai.bodies import IGNORED, REFUSED, ChatBody
 from gateway.api.parameters.unsupported import OTHERS_IGNORED, OTHERS_REFUSED
