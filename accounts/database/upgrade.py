@@ -1,4 +1,4 @@
-"""Brings the tables of the accounts database to this version of Paddock, and keeps trying while the database is away."""
+"""Upgrades the tables of the accounts database to those of this version; waits while the database is away."""
 
 from __future__ import annotations
 
