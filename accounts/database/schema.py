@@ -7,6 +7,8 @@ Times are unix seconds; money is in billionths of the currency's unit.
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -42,17 +44,24 @@ SERIAL = BigInteger().with_variant(Integer, "sqlite")
 """The type of a number that the database counts up by itself."""
 
 
-def _times() -> tuple[Column[float], Column[float]]:
-    return Column("created_at", Float, nullable=False), Column("updated_at", Float, nullable=False)
+def _of_record() -> tuple[Column[Any], ...]:
+    """Return what each table of records has. `version`: number of the record's last change in `audit`. `applied`: the
+    record was declared by a file (`paddock apply`), and so may be deleted once the file lacks it."""
+    return (
+        Column("record", Text, nullable=False),
+        Column("metadata", JSON, nullable=False, default=dict),
+        Column("version", BigInteger, nullable=False),
+        Column("applied", Boolean, nullable=False, default=False),
+        Column("created_at", Float, nullable=False),
+        Column("updated_at", Float, nullable=False),
+    )
 
 
 organisations = Table(
     "organisations",
     metadata,
     Column("name", NAME, primary_key=True),
-    Column("record", Text, nullable=False),
-    Column("metadata", JSON, nullable=False, default=dict),
-    *_times(),
+    *_of_record(),
 )
 
 teams = Table(
@@ -60,9 +69,7 @@ teams = Table(
     metadata,
     Column("name", NAME, primary_key=True),
     Column("organisation", NAME, ForeignKey("organisations.name"), nullable=False, index=True),
-    Column("record", Text, nullable=False),
-    Column("metadata", JSON, nullable=False, default=dict),
-    *_times(),
+    *_of_record(),
 )
 
 users = Table(
@@ -70,10 +77,8 @@ users = Table(
     metadata,
     Column("name", LONG_NAME, primary_key=True),
     Column("email", String(320), nullable=False, default="", index=True),
-    Column("record", Text, nullable=False),
-    Column("metadata", JSON, nullable=False, default=dict),
     Column("last_login_at", Float),
-    *_times(),
+    *_of_record(),
 )
 
 memberships = Table(
@@ -92,21 +97,19 @@ api_keys = Table(
     Column("sha256", String(64), nullable=False, unique=True),
     Column("team", NAME, ForeignKey("teams.name"), nullable=False, index=True),
     Column("user", LONG_NAME, nullable=False, default="", index=True),
-    Column("record", Text, nullable=False),
-    Column("metadata", JSON, nullable=False, default=dict),
     Column("created_by", LONG_NAME, nullable=False, default=""),
-    Column("rotation_id", String(128), nullable=False, default=""),
+    Column("request", String(160), nullable=False, default=""),
     Column("last_used_at", Float),
-    *_times(),
+    *_of_record(),
 )
-"""API keys. `rotation_id`: idempotency key of the last rotation, so that one whose reply was lost can be repeated."""
+"""API keys. `request`: idempotency key of the request that made the key or rotated it last, so that one whose reply was
+lost can be repeated. `last_used_at`: of calls whose usage is no longer kept."""
 
 aliases = Table(
     "aliases",
     metadata,
     Column("name", LONG_NAME, primary_key=True),
-    Column("record", Text, nullable=False),
-    *_times(),
+    *_of_record(),
 )
 
 prices = Table(
