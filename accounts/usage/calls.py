@@ -20,6 +20,13 @@ from accounts.usage.query import Calls
 MAX_SCANNED = 20_000
 SEARCH_S = 0.4
 """Seconds after which a page that is not full looks no further."""
+COLUMNS = (
+    *("id", "request_id", "started_at", "ended_at", "route", "outcome", "status", "organisation", "team", "key"),
+    *("user", "end_user", "alias", "model", "adapter", "prompt_tokens", "cached_tokens", "completion_tokens"),
+    *("media_tokens", "queue_ms", "compute_ms", "cost", "trace_id"),
+)
+"""Fields of a call, as lists and exports have them. `cost` is in the currency of the price list."""
+
 OK = "ok"
 """Outcome of the calls that did not fail."""
 INDEXED = ("request_id", "key", "user", "end_user", "team", "alias", "model")

@@ -50,10 +50,10 @@ class Calls:
     """Only calls that did not end with `ok`."""
 
 
-SelectionT = TypeVar("SelectionT", bound=Selection)
+QueryT = TypeVar("QueryT", bound=msgspec.Struct)
 
 
-def parse(query: Mapping[str, str], kind: type[SelectionT]) -> SelectionT:
+def parse(query: Mapping[str, str], kind: type[QueryT]) -> QueryT:
     """Return a request's query. Raises Invalid, which names the parameter."""
     try:
         return msgspec.convert(query, kind, strict=False)
