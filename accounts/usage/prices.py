@@ -108,7 +108,7 @@ class PriceRoutes:
             wanted = msgspec.json.decode(request.body, type=Currency).currency
             PriceListRecord(currency=msgspec.convert(wanted, PriceListRecord.__annotations__["currency"]))
         except (msgspec.DecodeError, KeyError):
-            raise Invalid("The body is no currency. Send `{\"currency\": \"EUR\"}`, 1 to 16 characters.") from None
+            raise Invalid('The body is no currency. Send `{"currency": "EUR"}`, 1 to 16 characters.') from None
         with self._changes.begin(actor_of(request.caller)) as change:
             before = read_currency(change.connection)
             if before != wanted:
