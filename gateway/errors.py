@@ -31,6 +31,7 @@ PaddockError                     status  type
 │   ├── QueueTimeout             503       code queue_timeout
 │   ├── StoreUnavailable         503       code store_unavailable
 │   ├── AccountsUnavailable      503       code accounts_unavailable
+│   ├── ProviderUnavailable      503       code provider_unavailable
 │   ├── RequestTimeout           503       code request_timeout
 │   ├── NoWorker                 503       code no_worker
 │   ├── Unsuited                 503       code unsuited
@@ -262,6 +263,12 @@ class StoreUnavailable(Unavailable):
 
 class AccountsUnavailable(Unavailable):
     code = "accounts_unavailable"
+
+
+class ProviderUnavailable(Unavailable):
+    """The keys of an identity provider were never fetched: its tokens can't be verified."""
+
+    code = "provider_unavailable"
 
 
 class RequestTimeout(Unavailable):

@@ -53,7 +53,10 @@ class Keys:
 
     def authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> Principal:
         """Return the principal of the key in `Authorization: Bearer` or `x-api-key`. Raises AuthenticationFailed."""
-        key = _key_in(headers)
+        return self.holder_of(key_in(headers))
+
+    def holder_of(self, key: bytes | None) -> Principal:
+        """Return the principal of a key; None: the request has none. Raises AuthenticationFailed."""
         if key is None:
             raise AuthenticationFailed(
                 "This request has no API key. Send `Authorization: Bearer <key>` or `x-api-key: <key>`."
@@ -76,7 +79,8 @@ class Keys:
         return known.principal
 
 
-def _key_in(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+def key_in(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the key, or the token in place of it, in a request's headers; None: there is none."""
     other: bytes | None = None
     for name, value in headers:
         if name == b"authorization":

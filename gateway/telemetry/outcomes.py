@@ -64,6 +64,7 @@ FAILED_BY = {
     "internal": Who.WORKER,
     "store_unavailable": Who.GATEWAY,
     "accounts_unavailable": Who.GATEWAY,
+    "provider_unavailable": Who.GATEWAY,
     "overrun": Who.GATEWAY,
     "stopping": Who.GATEWAY,
     "unauthorized": Who.GATEWAY,
