@@ -53,7 +53,9 @@ class ProviderHttp:
     async def running(self) -> AsyncIterator[None]:
         """Hold the connections for the length of the block."""
         connector = aiohttp.TCPConnector(resolver=_Addresses(), use_dns_cache=False)
-        async with aiohttp.ClientSession(connector=connector, timeout=self._timeout) as session:
+        # No cookies: a provider must not take one person's request for another's.
+        jar = aiohttp.DummyCookieJar()
+        async with aiohttp.ClientSession(connector=connector, timeout=self._timeout, cookie_jar=jar) as session:
             self._session = session
             try:
                 yield
