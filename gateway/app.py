@@ -180,7 +180,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     core = _core(settings, redis)
     most_per_key = max(1, int(connection_bounds(settings).most * settings.key_share))
     providers = Providers(read_sign_on(settings.oidc))
-    people = Tokens(providers, core.keys.directory) if providers.all else None
+    people = Tokens(providers, core.keys.directory, core.callers.verified) if providers.all else None
     access = AccessControl(core.keys, most_per_key, _route_tokens(settings, own_secret), people)
     accounts = AccountsRoute(settings.accounts_url, own_secret)
     handlers = {**_handlers(settings, redis, core, access), "accounts": accounts.answer}

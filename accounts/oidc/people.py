@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from accounts.oidc.verification import Claims, TokenRefused
@@ -9,6 +10,9 @@ from accounts.protocol.records import Role, UserRecord
 from accounts.protocol.sign_on import Provider, Rule, SignOn
 
 MAX_USER_CHARS = 256
+BEGINS = re.compile(r"[A-Za-z0-9_@+]")
+_OTHER = re.compile(r"[^A-Za-z0-9_.@+:-]")
+"""Characters that are no part of a user's name, which goes into paths, Redis and log lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +43,24 @@ def person_of(claims: Claims, provider: Provider, sign_on: SignOn) -> Person:
     email = _email(claims)
     named = email if provider.user_claim == "email" else _text(_claim(claims, provider.user_claim))
     if not named:
-        raise TokenRefused(_nameless(provider))
-    user = provider.user_prefix + named
-    if len(user) > MAX_USER_CHARS or not user.isprintable():
-        raise TokenRefused(f"The claim `{provider.user_claim}` of this token can't be the name of a user.")
+        raise TokenRefused(_nameless(provider), is_signed=True)
+    user = provider.user_prefix + fitting(named)
+    if len(user) > MAX_USER_CHARS or not BEGINS.match(user):
+        raise TokenRefused(
+            f"The claim `{provider.user_claim}` of this token can't be the name of a user. Have the operator choose "
+            "another one (`user_claim`).",
+            is_signed=True,
+        )
     if any(user.startswith(prefix) for prefix in sign_on.prefixes_beside(provider)):
-        raise TokenRefused("This token names a user of another identity provider.")
+        raise TokenRefused("This token names a user of another identity provider.", is_signed=True)
     grants = dict.fromkeys(Grant(rule.team, rule.role) for rule in provider.rules if holds(rule, claims))
     return Person(user, email, _text(claims.get("sub")), provider.issuer, tuple(grants))
+
+
+def fitting(name: str) -> str:
+    """Return a name of the characters that names of users have; each other byte becomes `=` and two digits, as in
+    `o=27neill@example.com`."""
+    return _OTHER.sub(lambda found: "".join(f"={byte:02X}" for byte in found[0].encode("utf-8", "replace")), name)
 
 
 def holds(rule: Rule, claims: Claims) -> bool:

@@ -21,7 +21,6 @@ from jwt.exceptions import (
     ImmatureSignatureError,
     InvalidAlgorithmError,
     InvalidAudienceError,
-    InvalidIssuerError,
     InvalidSignatureError,
     MissingRequiredClaimError,
     PyJWTError,
@@ -41,6 +40,11 @@ Claims = dict[str, Any]
 
 class TokenRefused(ValueError):
     """The token is not accepted; the message says why and what to do, for whoever sent it."""
+
+    def __init__(self, message: str, *, is_signed: bool = False) -> None:
+        """`is_signed`: whether the provider did sign it."""
+        super().__init__(message)
+        self.is_signed = is_signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,8 @@ def verify(token: bytes, provider: Provider, key: PyJWK, audiences: Collection[s
             options={"require": list(REQUIRED)},
         )
     except PyJWTError as error:
-        raise TokenRefused(_reason(error, audiences)) from None
+        told, is_signed = _reason(error, audiences)
+        raise TokenRefused(told, is_signed=is_signed) from None
 
 
 def valid_until(claims: Claims, provider: Provider) -> float:
@@ -130,21 +135,20 @@ def _decoded(part: bytes) -> bytes:
         raise ValueError(str(error)) from None
 
 
-def _reason(error: PyJWTError, audiences: Collection[str]) -> str:
+def _reason(error: PyJWTError, audiences: Collection[str]) -> tuple[str, bool]:
+    """Return why a token is refused, and whether the provider signed it: claims are looked at after the signature."""
     match error:
         case ExpiredSignatureError():
-            return "This token has expired. Ask the provider for a new one."
+            return "This token has expired. Ask the provider for a new one.", True
         case ImmatureSignatureError():
-            return "This token is not valid yet. Compare the provider's clock with this machine's."
+            return "This token is not valid yet. Compare the provider's clock with this machine's.", True
         case InvalidAudienceError():
-            return f"This token is for somebody else. Ask for one whose audience is {' or '.join(audiences)}."
-        case InvalidIssuerError():
-            return "This token is from an issuer that is not known here."
+            return f"This token is for somebody else. Ask for one whose audience is {' or '.join(audiences)}.", True
         case MissingRequiredClaimError():
-            return f"This token has no claim `{error.claim}`. Ask for an ID token or an access token."
+            return f"This token has no claim `{error.claim}`. Ask for an ID token or an access token.", True
         case InvalidSignatureError():
-            return "The signature of this token is not its provider's."
+            return "The signature of this token is not its provider's.", False
         case InvalidAlgorithmError():
-            return "This token is signed with an algorithm that is not accepted."
+            return "This token is signed with an algorithm that is not accepted.", False
         case _:
-            return "This token is no valid JSON Web Token."
+            return "This token is no valid JSON Web Token.", False

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from starlette.types import Scope
 
-from gateway.access.cookies import session_key
-from gateway.access.keys import Keys, key_in
+from gateway.access.cookies import credential_of
+from gateway.access.keys import Keys
 from gateway.access.tokens import Tokens
 from gateway.back_pressure import too_many_requests
 from gateway.call import Principal
@@ -162,8 +162,8 @@ class AccessControl:
         """Return the holder of the API key, token or session cookie in the headers.
 
         Raises AuthenticationFailed, PermissionDenied, ProviderUnavailable."""
-        key = key_in(scope["headers"]) or session_key(scope)
-        if key is not None and self._people is not None and self._people.takes(key):
+        key = credential_of(scope)
+        if self._people is not None and self._people.takes(key):
             return self._people.authenticate(key)
         return self._keys.holder_of(key)
 
@@ -177,8 +177,8 @@ class AccessControl:
                 return self._holder(scope, token)
             if access is OPEN:
                 return NOBODY
-        if self._people is not None and (key := key_in(scope["headers"])) is not None and self._people.takes(key):
-            await self._people.prepare(key)
+        if self._people is not None:
+            await self._people.prepare(credential_of(scope))
         principal = self.authenticate(scope)
         request_log.asked_by(principal)
         self._begin(scope, principal.key_id)

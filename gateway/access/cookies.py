@@ -12,10 +12,21 @@ from http.cookies import CookieError, SimpleCookie
 from starlette.types import Scope
 
 from accounts.protocol.sign_on import PLAIN_COOKIE, SECURE_COOKIE
-from gateway.errors import AuthenticationFailed
+from gateway.access.keys import key_in
+from gateway.errors import AuthenticationFailed, KeyMissing
 
 CONSOLE = "/admin/"
 """Beginning of the paths that any page may link to: GET changes nothing there."""
+
+
+def credential_of(scope: Scope) -> bytes:
+    """Return the API key or token of a request, or the session key in its cookie. Raises AuthenticationFailed."""
+    try:
+        return key_in(scope["headers"])
+    except KeyMissing:
+        if (key := session_key(scope)) is None:
+            raise
+        return key
 
 
 def session_key(scope: Scope) -> bytes | None:

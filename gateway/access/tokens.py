@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from accounts.oidc.people import Person, granted, person_of
@@ -19,7 +20,7 @@ from accounts.protocol.records import MAX_NAME_CHARS, AccessRecord
 from gateway.access.directory import Directory
 from gateway.back_pressure import provider_unavailable
 from gateway.call import Principal
-from gateway.errors import AuthenticationFailed, PermissionDenied
+from gateway.errors import AuthenticationFailed, KeyBlocked, PermissionDenied, TokenNotAccepted
 
 MAX_REMEMBERED = 10_000
 """Maximum number of verified tokens that are remembered; the one that was used longest ago is forgotten first."""
@@ -46,7 +47,11 @@ class _Verified:
 class Tokens:
     """Finds the principal of a token."""
 
-    def __init__(self, providers: Providers, directory: Directory) -> None:
+    def __init__(
+        self, providers: Providers, directory: Directory, verified: Callable[[bytes], None] | None = None
+    ) -> None:
+        """`verified` is called with each token that is accepted."""
+        self._accepted = verified
         self.providers = providers
         self._directory = directory
         self._verified: OrderedDict[bytes, _Verified] = OrderedDict()
@@ -57,13 +62,15 @@ class Tokens:
         return bool(self.providers.all) and is_token(key)
 
     async def prepare(self, token: bytes) -> None:
-        """Wait until the key of a token that is not verified yet is fetched, if it is not known."""
-        if hashlib.sha256(token).digest() not in self._verified:
+        """Wait until the signing key of a token that is not verified yet is fetched, if it is not known."""
+        if self.takes(token) and hashlib.sha256(token).digest() not in self._verified:
             with contextlib.suppress(TokenRefused):  # `authenticate` says why
                 await self.providers.look_for_key(token)
 
     def authenticate(self, token: bytes) -> Principal:
-        """Return the user whose token it is. Raises AuthenticationFailed, PermissionDenied, ProviderUnavailable."""
+        """Return the user whose token it is.
+
+        Raises AuthenticationFailed (TokenNotAccepted), PermissionDenied (KeyBlocked), ProviderUnavailable."""
         asked = hashlib.sha256(token)
         known = self._verified.get(asked.digest())
         if known is None or not self._still_holds(known):
@@ -76,6 +83,8 @@ class Tokens:
             self._verified.move_to_end(asked.digest())
         if known.principal is None or known.directory_version != self._directory.version:
             known.principal, known.directory_version = self._principal(known), self._directory.version
+        if self._accepted is not None:
+            self._accepted(token)
         return known.principal
 
     def _still_holds(self, known: _Verified) -> bool:
@@ -94,7 +103,7 @@ class Tokens:
             claims = verify(token, provider.settings, key, provider.settings.accepted_audiences)
             person = person_of(claims, provider.settings, self.providers.sign_on)
         except TokenRefused as error:
-            raise AuthenticationFailed(str(error)) from None
+            raise (TokenNotAccepted if error.is_signed else AuthenticationFailed)(str(error)) from None
         return _Verified(provider, person, sha256, valid_until(claims, provider.settings), provider.keys.version)
 
     def _principal(self, known: _Verified) -> Principal:
@@ -102,8 +111,6 @@ class Tokens:
         user = self._directory.user(person.user)
         if user is None and not known.provider.settings.create_users:
             raise PermissionDenied(f"The user {person.user} is not known here. Ask an admin to add them.")
-        if user is not None and user.blocked:
-            raise PermissionDenied(f"The user {person.user} is blocked. Ask an admin.")
         grant = granted(person, user)
         if grant is None:
             raise PermissionDenied(
@@ -112,6 +119,8 @@ class Tokens:
         record = AccessRecord(
             name=_key_id(person.user), sha256=known.sha256, team=grant.team, role=grant.role, user=person.user
         )
+        if blocked := self._directory.blocked(record):
+            raise KeyBlocked(f"{blocked} is blocked, and so is this token. Ask whoever runs this gateway.")
         return self._directory.principal(record)
 
 
