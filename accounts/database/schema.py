@@ -14,6 +14,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Float,
     ForeignKey,
     Index,
@@ -25,6 +26,8 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    column,
+    literal_column,
 )
 
 metadata = MetaData(
@@ -146,6 +149,20 @@ audit = Table(
 )
 """Every change of access, never changed itself. `hash` covers the row and `previous_hash`, so rows form a chain."""
 
+
+def _unlike(name: str, value: str) -> ColumnElement[bool]:
+    return column(name) != literal_column(f"'{value}'")
+
+
+MOSTLY = {"user": _unlike("user", ""), "end_user": _unlike("end_user", ""), "outcome": _unlike("outcome", "ok")}
+"""Column of `usage` that has one value in most rows -> the condition that leaves those out of its index. A query uses
+the index only if it has the same condition, word for word."""
+
+
+def _index_where(name: str, condition: ColumnElement[bool]) -> Index:
+    return Index(None, name, "ended_at", "id", sqlite_where=condition, postgresql_where=condition)
+
+
 usage = Table(
     "usage",
     metadata,
@@ -176,9 +193,8 @@ usage = Table(
     Column("trace_id", String(32), nullable=False),
     UniqueConstraint("process", "number"),
     Index(None, "ended_at", "id"),
-    Index(None, "team", "ended_at", "id"),
-    Index(None, "key", "ended_at", "id"),
-    Index(None, "user", "ended_at", "id"),
+    *(Index(None, name, "ended_at", "id") for name in ("team", "key", "alias", "model", "request_id")),
+    *(_index_where(name, condition) for name, condition in MOSTLY.items()),
 )
 """One row per call, in the order in which they were written."""
 
@@ -204,6 +220,7 @@ usage_hours = Table(
     Column("adapter", LONG_NAME, nullable=False),
     *_sums(),
     PrimaryKeyConstraint("hour", "organisation", "team", "key", "user", "alias", "model", "adapter"),
+    sqlite_with_rowid=False,
 )
 """Sums per hour (unix time of its begin) and whoever called what."""
 
@@ -216,8 +233,22 @@ usage_days = Table(
     Column("model", LONG_NAME, nullable=False),
     *_sums(),
     PrimaryKeyConstraint("day", "organisation", "team", "model"),
+    sqlite_with_rowid=False,
 )
 """Sums per day (unix time of its begin, UTC), team and model: small enough for a year of charge-back."""
+
+usage_months = Table(
+    "usage_months",
+    metadata,
+    Column("month", BigInteger, nullable=False),
+    Column("organisation", NAME, nullable=False),
+    Column("team", NAME, nullable=False),
+    Column("model", LONG_NAME, nullable=False),
+    *_sums(),
+    PrimaryKeyConstraint("month", "organisation", "team", "model"),
+    sqlite_with_rowid=False,
+)
+"""The same per month: a month of a thousand teams is summed up in milliseconds."""
 
 usage_end_users = Table(
     "usage_end_users",
@@ -227,6 +258,7 @@ usage_end_users = Table(
     Column("end_user", LONG_NAME, nullable=False),
     *_sums(),
     PrimaryKeyConstraint("day", "team", "end_user"),
+    sqlite_with_rowid=False,
 )
 """Sums per day of the end users that trusted keys named."""
 
@@ -240,10 +272,11 @@ budget_periods = Table(
     Column("begins_at", BigInteger, nullable=False),
     Column("ends_at", BigInteger, nullable=False),
     Column("spent_nano", BigInteger, nullable=False, default=0),
-    Column("warned", Float, nullable=False, default=0.0),
+    Column("warned", JSON, nullable=False, default=list),
     PrimaryKeyConstraint("kind", "subject", "period", "time_zone", "begins_at"),
 )
-"""The money that a subject with a budget has spent per period, and the highest share it was warned of."""
+"""The money that a subject with a budget has spent per period. `warned`: the amounts (in billionths) at whose passing
+was warned; each belongs to a threshold of a budget."""
 
 webhooks = Table(
     "webhooks",
