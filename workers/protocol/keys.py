@@ -271,7 +271,7 @@ _COMMANDS: Mapping[Role, str] = {
     "gateway": (
         "del exists get set mget incr incrby expire pexpire pttl time multi exec discard "
         "publish subscribe unsubscribe "
-        "hdel hexists hget hgetall hincrby hkeys hmget hscan hset hsetnx hstrlen "
+        "hdel hexists hget hgetall hincrby hkeys hlen hmget hscan hset hsetnx hstrlen "
         "sadd scard smembers srandmember srem sscan strlen "
         "xack xadd xautoclaim xdel xgroup|create xlen xpending xrange xread xreadgroup xrevrange xtrim "
         "zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyscore "
