@@ -10,7 +10,8 @@ write only the names marked with `worker`; most others are written by the gatewa
     {pd:keys}:subjects                hash    gateway      `team:NAME` and the like -> its seal, and its record (JSON)
     {pd:keys}:changes                 zset    gateway      `key:NAME`, `team:NAME` ... -> version of its last change
     pd:usage                          stream  gateway      usage records of calls that ended (`accounts.protocol.usage`)
-    pd:usage:committed                hash    gateway      gateway process -> what of its usage is in the database
+    {pd:usage}:batches                hash    gateway      name of a batch of usage -> `sent`, or when it was committed
+    {pd:usage}:set-aside              stream  gateway      what came as usage and can't be written to the database
     pd:news                           stream  worker       what changes in each worker (`heartbeat.sealed_news`)
     pd:gateways                       zset    gateway      id of a gateway process -> unix time of its last beat
     pd:gateway:<id>                   string  gateway      heartbeat of a gateway process: unix time, seconds
@@ -94,7 +95,9 @@ ACCESS_CHANGES = "{pd:keys}:changes"
 """In one slot of a Redis Cluster with `pd:keys`, which is its own hash tag."""
 USAGE = "pd:usage"
 USAGE_GROUP = "ledger"
-USAGE_COMMITTED = "pd:usage:committed"
+USAGE_BATCHES = "{pd:usage}:batches"
+USAGE_SET_ASIDE = "{pd:usage}:set-aside"
+"""Both in one slot of a Redis Cluster with `pd:usage`."""
 FLEET_CHANNEL = "pd:fleet"
 NEWS = "pd:news"
 NEWS_KEPT = 10_000
@@ -244,7 +247,8 @@ _COMMANDS: Mapping[Role, str] = {
         "publish subscribe unsubscribe "
         "hdel hexists hget hgetall hincrby hkeys hmget hscan hset hsetnx hstrlen "
         "sadd scard smembers srandmember srem sscan strlen "
-        "xack xadd xautoclaim xdel xgroup|create xlen xpending xrange xread xreadgroup xrevrange xtrim "
+        "xack xadd xautoclaim xdel xgroup|create xgroup|delconsumer xinfo|consumers "
+        "xlen xpending xrange xread xreadgroup xrevrange xtrim "
         "zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyscore "
         "zscore eval evalsha script|load"
     ),
