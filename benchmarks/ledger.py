@@ -82,7 +82,8 @@ FLOOR = {"sqlite": "CAST(ended_at AS BIGINT)", "postgresql": "CAST(floor(ended_a
 OF_CALLS = "COUNT(*), SUM(CASE WHEN outcome <> 'ok' THEN 1 ELSE 0 END), " + ", ".join(f"SUM({n})" for n in SUMS[2:])
 OF_SUMS = ", ".join(f"SUM({name})" for name in SUMS)
 ROLL_UPS = (
-    f"""INSERT INTO usage_hours SELECT FLOOR / {HOUR_S} * {HOUR_S}, organisation, team, "key", "user", alias, model, adapter, {OF_CALLS}
+    f"""INSERT INTO usage_hours
+    SELECT FLOOR / {HOUR_S} * {HOUR_S}, organisation, team, "key", "user", alias, model, adapter, {OF_CALLS}
     FROM usage WHERE ended_at >= :begin AND ended_at < :end GROUP BY 1, 2, 3, 4, 5, 6, 7, 8""",
     f"""INSERT INTO usage_days SELECT hour / {DAY_S} * {DAY_S}, organisation, team, model, {OF_SUMS}
     FROM usage_hours WHERE hour >= :begin AND hour < :end GROUP BY 1, 2, 3, 4""",

@@ -1,8 +1,8 @@
 """Deletes usage that is older than is kept, in small batches between which others write.
 
 Calls are kept for `usage_keep_days`; sums per hour, sums of end users, and what budgets have spent for
-`usage_sums_keep_days`; sums per day and month for ever. A batch is as large as the database deletes in BATCH_S, and
-nothing is read but the keys of what is deleted, inside the database.
+`usage_sums_keep_days`; sums per day and month for ever. Events for the webhook are kept for a week. A batch is as large
+as the database deletes in BATCH_S, and nothing is read but the keys of what is deleted, inside the database.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Table, delete, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Table, delete, select, tuple_
 from sqlalchemy.exc import DBAPIError
 
 from accounts.database.database import Database
-from accounts.database.schema import budget_periods, usage, usage_end_users, usage_hours
+from accounts.database.schema import budget_periods, usage, usage_end_users, usage_hours, webhooks
 from accounts.metrics import Metrics
-from accounts.usage import webhooks
 from accounts.usage.summary import DAY_S
 
 log = logging.getLogger(__name__)
@@ -30,6 +28,7 @@ FIRST_S = 30.0
 """Seconds after the start of the first look."""
 BATCH_S = 0.03
 """Seconds for which a batch should hold the database's writer."""
+KEEP_EVENTS_DAYS = 7
 LEAST, MOST = 20, 5000
 """Limits of a batch, in rows."""
 SHARE = 0.25
@@ -44,6 +43,8 @@ class Rule:
     time: str
     """Column with a row's time, unix seconds."""
     keep_days: int
+    where: tuple[ColumnElement[bool], ...] = ()
+    """Further conditions."""
 
 
 class Retention:
@@ -57,6 +58,7 @@ class Retention:
             Rule(usage_hours, "hour", keep_sums_days),
             Rule(usage_end_users, "day", keep_sums_days),
             Rule(budget_periods, "ends_at", keep_sums_days),
+            Rule(webhooks, "created_at", KEEP_EVENTS_DAYS, (webhooks.c.is_done.is_(True),)),
         )
 
     async def run(self) -> None:
@@ -72,36 +74,32 @@ class Retention:
     async def delete_old(self, now: float) -> None:
         """Delete all that is too old at a time, in batches."""
         for rule in self._rules:
-            cut = now - rule.keep_days * DAY_S
-            await self._delete(
-                rule.table.name, lambda connection, most, rule=rule, cut=cut: _delete_rows(connection, rule, cut, most)
-            )
-        await self._delete("webhooks", lambda connection, most: webhooks.forget_old(connection, now, most))
+            await self._delete(rule, now - rule.keep_days * DAY_S)
 
-    async def _delete(self, name: str, delete_some: Callable[[Connection, int], int]) -> None:
+    async def _delete(self, rule: Rule, cut: float) -> None:
         most, deleted = LEAST, 0
         while True:
-            num, took_s = await asyncio.to_thread(self._batch, delete_some, most)
+            num, took_s = await asyncio.to_thread(self._batch, rule, cut, most)
             deleted += num
             if num < most:
                 break
-            # Rows of yesterday's cache are deleted faster than those that the disk has to be asked for.
+            # What lies in memory is deleted faster than what the disk has to be asked for.
             most = max(LEAST, min(MOST, 2 * most, round(most * BATCH_S / max(took_s, 1e-6))))
             await asyncio.sleep(took_s * (1 - SHARE) / SHARE)
         if deleted:
-            self._metrics.rows_deleted.labels(name).inc(deleted)
-            log.info("old usage deleted", extra={"fields": {"table": name, "rows": deleted}})
+            self._metrics.rows_deleted.labels(rule.table.name).inc(deleted)
+            log.info("old usage deleted", extra={"fields": {"table": rule.table.name, "rows": deleted}})
 
-    def _batch(self, delete_some: Callable[[Connection, int], int], most: int) -> tuple[int, float]:
+    def _batch(self, rule: Rule, cut: float, most: int) -> tuple[int, float]:
         """Delete a batch; return the number of rows, and the seconds for which the database's writer was held."""
         with self._database.transaction() as connection:
             began = time.monotonic()
-            num = delete_some(connection, most)
+            num = _delete_rows(connection, rule, cut, most)
         return num, time.monotonic() - began
 
 
 def _delete_rows(connection: Connection, rule: Rule, cut: float, most: int) -> int:
     keys = list(rule.table.primary_key.columns)
-    old = select(*keys).where(rule.table.c[rule.time] < cut).order_by(rule.table.c[rule.time]).limit(most)
+    old = select(*keys).where(rule.table.c[rule.time] < cut, *rule.where).order_by(rule.table.c[rule.time]).limit(most)
     is_old = keys[0].in_(old) if len(keys) == 1 else tuple_(*keys).in_(old)
     return connection.execute(delete(rule.table).where(is_old)).rowcount

@@ -15,7 +15,7 @@ from accounts.api.api import USERS, AdminRequest, RouteRow, answer
 from accounts.database.database import Database
 from accounts.errors import Invalid
 from accounts.usage.calls import COLUMNS, Place, read_page
-from accounts.usage.prices import NANO, read_currency
+from accounts.usage.money import NANO, read_currency
 from accounts.usage.query import Selection, calls_of, parse, read_cursor, write_cursor
 from accounts.usage.summary import DAY_S, GROUPS, TIMES, Summary, summarise
 

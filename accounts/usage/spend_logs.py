@@ -24,7 +24,7 @@ from accounts.database.schema import api_keys
 from accounts.errors import Invalid
 from accounts.protocol.records import digest
 from accounts.usage.calls import OK, Place, read_page
-from accounts.usage.prices import NANO
+from accounts.usage.money import NANO
 from accounts.usage.query import Calls, Selection, calls_of, parse, time_of
 from accounts.usage.summary import DAY_S, summarise
 

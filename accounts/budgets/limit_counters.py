@@ -21,6 +21,8 @@ from sqlalchemy import Connection, cast, func, or_, select
 from sqlalchemy import Text as SqlText
 from sqlalchemy.exc import DBAPIError
 
+from accounts.budgets.spending import MAX_NAMES, NOTHING_SPENT, read_spending
+from accounts.budgets.watch import PATTERN, TABLES, limits_of
 from accounts.database.database import Database
 from accounts.database.schema import audit, budget_periods
 from accounts.metrics import Metrics
@@ -35,8 +37,6 @@ from accounts.protocol.limit_counters import (
 )
 from accounts.protocol.periods import Span, span_at
 from accounts.protocol.records import Limits, SubjectKind
-from accounts.usage.budgets import PATTERN, TABLES, limits_of
-from accounts.usage.spending import MAX_NAMES, NOTHING_SPENT, read_spending
 from workers.protocol import keys
 from workers.redis.link import long_commands_of
 from workers.redis.trouble import remedy_for

@@ -14,16 +14,15 @@ from sqlalchemy import Connection, delete, insert, select, update
 from starlette.responses import Response
 
 from accounts.access.changes import Changes
+from accounts.access.mirror import CURRENCY
 from accounts.access.rights import actor_of
 from accounts.api.api import ADMINS, USERS, AdminRequest, RouteRow, answer
 from accounts.database.schema import facts, prices
 from accounts.errors import Invalid, Missing
 from accounts.protocol.records import Price, PriceListRecord, encode_record
+from accounts.usage.money import read_currency
 from accounts.usage.query import parse, time_of
 
-NANO = 10**9
-"""Parts of the currency's unit in which costs are counted."""
-CURRENCY = "currency"
 KIND = PriceListRecord().name
 """Kind of the audit's entries, and of what gateways read."""
 MAX_PRICES = 10_000
@@ -122,12 +121,6 @@ def read_prices(connection: Connection) -> tuple[Price, ...]:
     """Return all prices, those of a model by their dates."""
     rows = connection.execute(select(prices.c.record).order_by(prices.c.model, prices.c.valid_from)).scalars()
     return tuple(_decode(row) for row in rows)
-
-
-def read_currency(connection: Connection) -> str:
-    """Return the currency of prices, costs and budgets."""
-    found = connection.execute(select(facts.c.value).where(facts.c.name == CURRENCY)).scalar()
-    return PriceListRecord().currency if found is None else str(found)
 
 
 def _price_of(body: bytes) -> Price:

@@ -26,7 +26,7 @@ from typing import Any
 import aiohttp
 import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
 from yarl import URL
 
@@ -42,8 +42,6 @@ LIFE_S = 86_400.0
 """Seconds after which an event is given up."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 3600.0
 """Seconds before the first repetition; each further one waits twice as long, up to the second."""
-KEPT_S = 7 * 86_400.0
-"""Seconds for which events that were taken or given up are kept."""
 POLL_S = 1.0
 AT_ONCE = 8
 """Events that one service sends at a time."""
@@ -226,12 +224,6 @@ class WebhookSender:
     def _note(self, number: int, is_done: bool, next_at: float) -> None:
         with self._database.transaction() as connection:
             connection.execute(update(webhooks).where(webhooks.c.id == number).values(is_done=is_done, next_at=next_at))
-
-
-def forget_old(connection: Connection, now: float, limit: int) -> int:
-    """Delete events that were taken or given up long ago, at most `limit`, and return their number."""
-    old = select(webhooks.c.id).where(webhooks.c.is_done.is_(True), webhooks.c.created_at < now - LIFE_S - KEPT_S)
-    return connection.execute(delete(webhooks).where(webhooks.c.id.in_(old.limit(limit)))).rowcount
 
 
 class _Refused(OSError):
