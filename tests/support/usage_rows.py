@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from accounts.access.changes import Changes
+from accounts.access.changes import Changes, PublishedLater
+from accounts.access.keys import Keys
+from accounts.access.mirror import Adoption
 from accounts.access.records import KINDS
 from accounts.access.rights import system
 from accounts.access.subjects import Subjects
@@ -92,18 +94,23 @@ def asked(
     return AdminRequest(caller, {}, {name.rstrip("_"): value for name, value in query.items()}, b"", {})
 
 
-class Unpublished:
-    """Publishes nothing: these tests have no gateways."""
-
-    def publish(self, number: int) -> bool:
-        return False
-
-
 def make_subject(database: Database, kind: str, name: str, **fields: Any) -> None:
     """Make a record of access, or change it."""
-    subjects, of = Subjects(Changes(database, Unpublished())), KINDS[kind]  # type: ignore[index]
+    _make_default(database)
+    subjects, of = Subjects(Changes(database, PublishedLater())), KINDS[kind]  # type: ignore[index]
     listed = subjects.page(system("test"), of, after="", limit=1000)
     if any(stored.record.name == name for stored in listed):
         subjects.update(system("test"), of, name, fields)
     else:
         subjects.create(system("test"), of, {"name": name, **fields})
+
+
+def _make_default(database: Database) -> None:
+    """Make the organisation and the team of whatever names none."""
+    Adoption(database, "a gateway secret of this test").prepare()
+
+
+def make_key(database: Database, name: str, team: str, **fields: Any) -> str:
+    """Make a key, and return it."""
+    keys = Keys(Changes(database, PublishedLater()), "a gateway secret of this test")
+    return keys.mint(system("test"), {"name": name, "team": team, **fields}).secret
