@@ -110,7 +110,7 @@ class BudgetWatch:
         if self._has_webhook:
             for warning in warnings:
                 store_event(connection, Event(type=THRESHOLD, timestamp=_shown(time.time()), data=warning))
-        return warnings
+        return tuple(warnings)
 
     def tell(self, warnings: Sequence[BudgetWarning]) -> None:
         """Log warnings, and count them."""
