@@ -72,7 +72,7 @@ class LedgerStream:
         if not entries:
             return
         ids = [entry.id for entry in entries]
-        names = {entry.name: f"{time.time():.0f}" for entry in entries if entry.name}
+        names: dict[Any, Any] = {entry.name: f"{time.time():.0f}" for entry in entries if entry.name}
         # With the same transaction: a gateway that finds neither sends the batch again.
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.xack(keys.USAGE, keys.USAGE_GROUP, *ids)
