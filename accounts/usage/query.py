@@ -16,7 +16,7 @@ from accounts.errors import Forbidden, Invalid
 from accounts.protocol.caller import Caller
 
 FAILED = "failed"
-"""Value of the filter `outcome` for all calls that did not end with `ok`."""
+"""Value of the filter `outcome` for all calls that count as failed (`accounts.protocol.usage.is_failed`)."""
 MAX_CURSOR_CHARS = 4096
 
 Text = Annotated[str, Meta(max_length=256)]
@@ -47,13 +47,13 @@ class Calls:
     equal: Mapping[str, str]
     """Column of `usage` -> the value that it has."""
     is_failed: bool = False
-    """Only calls that did not end with `ok`."""
+    """Only calls that count as failed."""
 
 
-SelectionT = TypeVar("SelectionT", bound=Selection)
+QueryT = TypeVar("QueryT", bound=msgspec.Struct)
 
 
-def parse(query: Mapping[str, str], kind: type[SelectionT]) -> SelectionT:
+def parse(query: Mapping[str, str], kind: type[QueryT]) -> QueryT:
     """Return a request's query. Raises Invalid, which names the parameter."""
     try:
         return msgspec.convert(query, kind, strict=False)
