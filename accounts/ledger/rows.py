@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from accounts.database.schema import usage, usage_days, usage_end_users, usage_hours, usage_months
 from accounts.protocol.periods import UTC, span_at
-from accounts.protocol.usage import OK, UsageBatch, UsageRecord
+from accounts.protocol.usage import UsageBatch, UsageRecord, is_failed
 
 HOUR_S, DAY_S = 3600, 86_400
 MAX_INTEGER, MAX_BIG_INTEGER = (1 << 31) - 1, (1 << 63) - 1
@@ -36,7 +36,7 @@ def write_batch(connection: Connection, batch: UsageBatch) -> tuple[UsageRecord,
 
 
 def write_sums(connection: Connection, records: Sequence[UsageRecord]) -> None:
-    """Add records to the sums per hour, day, month and end user. Calls that did not end with `ok` count as failed."""
+    """Add records to the sums per hour, day, month and end user."""
     _add(connection, usage_hours, _summed(records, _hour_key))
     _add(connection, usage_days, _summed(records, _day_key))
     _add(connection, usage_months, _summed(records, _month_key))
@@ -92,7 +92,7 @@ def _summed(records: Iterable[UsageRecord], key_of: Callable[[UsageRecord], Row]
             tuple(key.values()), {**key, "num_calls": 0, "num_failed": 0, **dict.fromkeys(COUNTED, 0)}
         )
         row["num_calls"] += 1
-        row["num_failed"] += record.outcome != OK
+        row["num_failed"] += is_failed(record.outcome)
         for name in COUNTED:
             row[name] += getattr(record, name)
     return sums

@@ -62,6 +62,8 @@ class EncodedBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 OK, CUT = "ok", "cut"
 """Outcomes: that of a call that succeeded, and that of one whose gateway died."""
+LEFT = frozenset({"client_gone", "cancelled", "superseded"})
+"""Outcomes that do not count as failures: nobody wanted the answer any more."""
 BATCH_FIELD, NAME_FIELD = b"batch", b"name"
 
 encode_record = msgspec.msgpack.Encoder().encode
@@ -73,3 +75,8 @@ decode_batch = msgspec.msgpack.Decoder(UsageBatch).decode
 def batch_name(process: str, first: int, last: int) -> str:
     """Return the name of the batch with these records, by which gateways learn what became of it."""
     return f"{process}:{first}:{last}"
+
+
+def is_failed(outcome: str) -> bool:
+    """Return whether a call with this outcome counts as failed."""
+    return outcome != OK and outcome not in LEFT

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 
+from accounts.protocol.usage import LEFT
 from gateway.telemetry.answer_log import AttemptLog, WaitLog
 from gateway.telemetry.metrics import Metrics, operation_of
 from gateway.telemetry.request_log import RequestLog
@@ -22,8 +23,6 @@ from workers.tracing.span import PROVIDER, Attributes, Kind, Span, TraceContext,
 METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE", "WEBSOCKET"})
 OTHER_METHOD = "_OTHER"
 """The name that OpenTelemetry's convention has for unknown methods."""
-LEFT = frozenset({"client_gone", "cancelled", "superseded"})
-"""Outcomes that do not count as errors: nobody wanted the answer any more."""
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
