@@ -14,7 +14,7 @@ from sqlalchemy import Column, Connection, String, Table, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from accounts.database.schema import usage, usage_days, usage_end_users, usage_hours, usage_months
-from accounts.protocol.periods import span_at
+from accounts.protocol.periods import UTC, span_at
 from accounts.protocol.usage import UsageBatch, UsageRecord, is_failed
 
 HOUR_S, DAY_S = 3600, 86_400
@@ -36,7 +36,7 @@ def write_batch(connection: Connection, batch: UsageBatch) -> tuple[UsageRecord,
 
 
 def write_sums(connection: Connection, records: Sequence[UsageRecord]) -> None:
-    """Add records to the sums per hour, day and month, and to those of end users."""
+    """Add records to the sums per hour, day, month and end user."""
     _add(connection, usage_hours, _summed(records, _hour_key))
     _add(connection, usage_days, _summed(records, _day_key))
     _add(connection, usage_months, _summed(records, _month_key))
@@ -88,7 +88,9 @@ def _summed(records: Iterable[UsageRecord], key_of: Callable[[UsageRecord], Row]
     sums: dict[Key, Row] = {}
     for record in records:
         key = key_of(record)
-        row = sums.setdefault(tuple(key.values()), {**key, "num_calls": 0, "num_failed": 0, **dict.fromkeys(COUNTED, 0)})
+        row = sums.setdefault(
+            tuple(key.values()), {**key, "num_calls": 0, "num_failed": 0, **dict.fromkeys(COUNTED, 0)}
+        )
         row["num_calls"] += 1
         row["num_failed"] += is_failed(record.outcome)
         for name in COUNTED:
@@ -102,14 +104,15 @@ def _hour_key(record: UsageRecord) -> Row:
 
 
 def _day_key(record: UsageRecord) -> Row:
-    names = ("organisation", "team", "model")
-    return {"day": _begin(record.ended_at, DAY_S), **{name: getattr(record, name) for name in names}}
+    return {"day": _begin(record.ended_at, DAY_S), **_charged(record)}
 
 
 def _month_key(record: UsageRecord) -> Row:
-    names = ("organisation", "team", "model")
-    begins_at, _ = span_at("month", "UTC", record.ended_at)
-    return {"month": begins_at, **{name: getattr(record, name) for name in names}}
+    return {"month": span_at("month", UTC, record.ended_at).begins_at, **_charged(record)}
+
+
+def _charged(record: UsageRecord) -> Row:
+    return {"organisation": record.organisation, "team": record.team, "model": record.model}
 
 
 def _end_user_key(record: UsageRecord) -> Row:

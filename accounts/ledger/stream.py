@@ -18,8 +18,8 @@ from accounts.protocol.usage import BATCH_FIELD, NAME_FIELD
 from workers.protocol import keys
 
 CLAIM_AFTER_S = 10.0
-"""Seconds after which an entry that a reader has taken and not committed goes to another one: the reader is dead, or its
-database away. If it is neither, the records are written twice, and count once."""
+"""Seconds after which an entry that a reader has taken and not committed goes to another one: the reader is dead, or
+its database away. If it is neither, the records are written twice, and count once."""
 CLAIM_EVERY_S = 3.0
 FORGET_S = 86_400.0
 """Seconds for which a gateway can learn that a batch was committed. After that it sends the batch again, in vain."""
@@ -72,7 +72,7 @@ class LedgerStream:
         if not entries:
             return
         ids = [entry.id for entry in entries]
-        names = {entry.name: f"{time.time():.0f}" for entry in entries if entry.name}
+        names: dict[Any, Any] = {entry.name: f"{time.time():.0f}" for entry in entries if entry.name}
         # With the same transaction: a gateway that finds neither sends the batch again.
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.xack(keys.USAGE, keys.USAGE_GROUP, *ids)
@@ -132,6 +132,4 @@ def _of_stream(answer: Any) -> list[Any]:
 
 def _entries(found: Sequence[Any]) -> list[Entry]:
     """Return entries; one that was deleted meanwhile has no fields, and is left out."""
-    return [
-        Entry(id, fields.get(NAME_FIELD, b""), fields.get(BATCH_FIELD, b"")) for id, fields in found if fields
-    ]
+    return [Entry(id, fields.get(NAME_FIELD, b""), fields.get(BATCH_FIELD, b"")) for id, fields in found if fields]

@@ -60,8 +60,8 @@ class EncodedBatch(msgspec.Struct, frozen=True, kw_only=True):
     records: tuple[msgspec.Raw, ...]
 
 
-CUT = "cut"
-"""The outcome of a call whose gateway died."""
+OK, CUT = "ok", "cut"
+"""Outcomes: that of a call that succeeded, and that of one whose gateway died."""
 LEFT = frozenset({"client_gone", "cancelled", "superseded"})
 """Outcomes that do not count as failures: nobody wanted the answer any more."""
 BATCH_FIELD, NAME_FIELD = b"batch", b"name"
@@ -79,4 +79,4 @@ def batch_name(process: str, first: int, last: int) -> str:
 
 def is_failed(outcome: str) -> bool:
     """Return whether a call with this outcome counts as failed."""
-    return outcome != "ok" and outcome not in LEFT
+    return outcome != OK and outcome not in LEFT

@@ -23,6 +23,7 @@ from workers.tracing.span import PROVIDER, Attributes, Kind, Span, TraceContext,
 METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE", "WEBSOCKET"})
 OTHER_METHOD = "_OTHER"
 """The name that OpenTelemetry's convention has for unknown methods."""
+
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 

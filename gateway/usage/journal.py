@@ -114,7 +114,7 @@ class OwnJournal(Journal):
         self._count("held")
 
     def beat(self) -> None:
-        """Note in the table that the process is alive. Called about once a second."""
+        """Note in the table that the process is alive. Called a few times a second."""
         if self._table is None or self._held:
             self._retry()
         self.calls.beat()

@@ -95,7 +95,7 @@ class FoundCalls:
     """What a process left in its table."""
 
     alive_at: float
-    """Unix time when the process was last alive, to a second."""
+    """Unix time when the process was last alive, to a fraction of a second."""
     last: int
     """Number of its last record."""
     committed: int
@@ -138,7 +138,7 @@ class RunningCalls:
         self._free.append(at)
 
     def beat(self) -> None:
-        """Note that the process is alive. Called about once a second."""
+        """Note that the process is alive. Called a few times a second."""
         self._words[_ALIVE_MS] = int(time.time() * 1000)
 
     def set_last(self, number: int) -> None:

@@ -18,7 +18,6 @@ from workers.process.ticks import wait_tick
 log = logging.getLogger(__name__)
 
 SEND_EVERY_S = 0.25
-BEAT_EVERY_S = 1.0
 LOOK_EVERY_S = 5.0
 """Seconds between two looks for journals of dead processes, and for how full the stream is."""
 SENT_BYTES = 48 << 10
@@ -45,13 +44,11 @@ class UsageSender:
 
     async def run(self) -> None:
         """Send usage until cancelled."""
-        beat_at = look_at = float("-inf")
+        look_at = float("-inf")
         while True:
             raise_if_cancelled()
             now = time.monotonic()
-            if now >= beat_at:
-                beat_at = now + BEAT_EVERY_S
-                self._journal.beat()
+            self._journal.beat()
             looks = now >= look_at
             if looks:
                 look_at = now + LOOK_EVERY_S
