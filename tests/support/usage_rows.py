@@ -14,9 +14,9 @@ from accounts.access.records import KINDS
 from accounts.access.rights import system
 from accounts.access.subjects import Subjects
 from accounts.api.api import AdminRequest
-from accounts.budgets.watch import BudgetWarning, BudgetWatch
 from accounts.database.database import Database
 from accounts.ledger.rows import write_batch, write_sums
+from accounts.ledger.writer import Follower
 from accounts.protocol.caller import Caller
 from accounts.protocol.records import Role
 from accounts.protocol.usage import UsageBatch, UsageRecord
@@ -77,13 +77,14 @@ def some_records(count: int, seed: int = 1, over_s: float = 40 * 86_400.0) -> li
 
 
 def write(
-    database: Database, records: Sequence[UsageRecord], watch: BudgetWatch | None = None, process: str = "a" * 16
-) -> Sequence[BudgetWarning]:
-    """Write records as one transaction of the ledger; return the warnings of budgets."""
+    database: Database, records: Sequence[UsageRecord], follower: Follower | None = None, process: str = "a" * 16
+) -> None:
+    """Write records as one transaction of the ledger does."""
     with database.transaction() as connection:
         new = write_batch(connection, UsageBatch(process=process, records=tuple(records)))
         write_sums(connection, new)
-        return () if watch is None else watch.note(connection, new)
+        if follower is not None:
+            follower.on_written(connection, new)
 
 
 def asked(

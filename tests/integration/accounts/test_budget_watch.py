@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -12,8 +13,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select
 
+from accounts.budgets import watch as module
 from accounts.budgets.routes import BudgetRoutes
-from accounts.budgets.watch import BudgetWarning, BudgetWatch
+from accounts.budgets.watch import BudgetWatch
 from accounts.budgets.webhooks import target_of
 from accounts.database.database import Database
 from accounts.database.schema import budget_periods, webhooks
@@ -21,7 +23,7 @@ from accounts.errors import Forbidden, Invalid
 from accounts.ledger.rows import write_batch, write_sums
 from accounts.metrics import Metrics
 from accounts.protocol.periods import span_at
-from accounts.protocol.usage import UsageBatch
+from accounts.protocol.usage import UsageBatch, UsageRecord
 from tests.support.usage_rows import BEGIN, asked, make_key, make_subject, record, some_records, write
 
 UNIT = 1_000_000_000
@@ -40,19 +42,45 @@ def events(database: Database) -> list[dict[str, Any]]:
         return [json.loads(row.body) for row in connection.execute(select(webhooks).order_by(webhooks.c.id))]
 
 
-def thresholds(warnings: Any) -> list[tuple[str, float]]:
-    return [(warning.name, warning.threshold) for warning in warnings]
+class Listener(logging.Handler):
+    """Keeps the warnings that are logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[dict[str, Any]] = []
+
+    def emit(self, line: logging.LogRecord) -> None:
+        self.told.append(line.fields["budget"])  # type: ignore[attr-defined]
+
+    def __enter__(self) -> Listener:
+        logging.getLogger(module.__name__).addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger(module.__name__).removeHandler(self)
+
+
+def spend(
+    database: Database, *records: UsageRecord, has_webhook: bool = True, process: str = "a" * 16
+) -> list[dict[str, Any]]:
+    """Write records as a service does that is started anew, and return the warnings that it logs."""
+    with Listener() as listener:
+        write(database, records, watch(has_webhook=has_webhook), process)
+    return listener.told
+
+
+def thresholds(warnings: list[dict[str, Any]]) -> list[tuple[str, float]]:
+    return [(warning["name"], warning["threshold"]) for warning in warnings]
 
 
 def test_each_threshold_is_told_once_per_period(database: Database) -> None:
     make_subject(database, "team", "red", **budget(10.0, warn_at=[0.5, 0.8]))
     told: list[list[tuple[str, float]]] = []
     for number, cost in enumerate((4, 1, 0, 4, 2, 3), start=1):
-        # A service that is started anew for each: nothing is remembered but by the database.
-        told.append(thresholds(write(database, [record(number, cost_nano=cost * UNIT)], watch())))
+        told.append(thresholds(spend(database, record(number, cost_nano=cost * UNIT))))
     assert told == [[], [("red", 0.5)], [], [("red", 0.8)], [("red", 1.0)], []]
     next_month = record(7, cost_nano=9 * UNIT, ended_at=BEGIN + 5 * 86_400)
-    assert thresholds(write(database, [next_month], watch())) == [("red", 0.5), ("red", 0.8)]
+    assert thresholds(spend(database, next_month)) == [("red", 0.5), ("red", 0.8)]
     found = events(database)
     assert [event["data"]["threshold"] for event in found] == [0.5, 0.8, 1.0, 0.5, 0.8]
     assert {event["type"] for event in found} == {"budget.threshold"}
@@ -71,7 +99,7 @@ def test_a_record_that_comes_again_spends_once(database: Database) -> None:
     make_subject(database, "team", "red", **budget(10.0))
     records = [record(1, cost_nano=3 * UNIT)]
     for _ in range(5):
-        assert write(database, records, watch()) == ()
+        assert spend(database, *records) == []
 
 
 def test_everybody_that_a_call_counts_for_is_counted(database: Database) -> None:
@@ -81,8 +109,8 @@ def test_everybody_that_a_call_counts_for_is_counted(database: Database) -> None
     make_key(database, "ci", "red", **budget(1.5))
     make_subject(database, "alias", "chat", **budget(100.0))
     calls = [record(1, user="ann@example.com", cost_nano=UNIT), record(2, user="ann@example.com", cost_nano=UNIT)]
-    told = write(database, calls, watch(has_webhook=False))
-    assert {(each.kind, each.name, each.threshold) for each in told} == {
+    told = spend(database, *calls, has_webhook=False)
+    assert {(each["kind"], each["name"], each["threshold"]) for each in told} == {
         *(("team", "red", share) for share in (0.8, 1.0)),
         *(("user", "ann@example.com", share) for share in (0.8, 1.0)),
         *(("key", "ci", share) for share in (0.8, 1.0)),
@@ -93,27 +121,27 @@ def test_everybody_that_a_call_counts_for_is_counted(database: Database) -> None
 def test_a_budget_counts_what_was_spent_before_it_was_made(database: Database) -> None:
     write(database, [record(1, cost_nano=7 * UNIT), record(2, cost_nano=50 * UNIT, ended_at=BEGIN - 40 * 86_400)])
     make_subject(database, "team", "red", **budget(10.0))
-    assert thresholds(write(database, [record(3, cost_nano=UNIT)], watch())) == [("red", 0.8)]
+    assert thresholds(spend(database, record(3, cost_nano=UNIT))) == [("red", 0.8)]
     with database.reading() as connection:
         assert connection.execute(select(budget_periods.c.spent_nano)).scalar_one() == 8 * UNIT
 
 
 def test_a_changed_amount_is_another_budget(database: Database) -> None:
     make_subject(database, "team", "red", **budget(10.0))
-    assert thresholds(write(database, [record(1, cost_nano=9 * UNIT)], watch())) == [("red", 0.8)]
+    assert thresholds(spend(database, record(1, cost_nano=9 * UNIT))) == [("red", 0.8)]
     make_subject(database, "team", "red", **budget(100.0))
-    assert write(database, [record(2, cost_nano=UNIT)], watch()) == ()
-    assert thresholds(write(database, [record(3, cost_nano=75 * UNIT)], watch())) == [("red", 0.8)]
+    assert spend(database, record(2, cost_nano=UNIT)) == []
+    assert thresholds(spend(database, record(3, cost_nano=75 * UNIT))) == [("red", 0.8)]
     make_subject(database, "team", "red", **budget(50.0))
-    assert thresholds(write(database, [record(4, cost_nano=1)], watch())) == [("red", 0.8), ("red", 1.0)]
+    assert thresholds(spend(database, record(4, cost_nano=1))) == [("red", 0.8), ("red", 1.0)]
 
 
 def test_usage_that_comes_late_belongs_to_its_own_period(database: Database) -> None:
     make_subject(database, "team", "red", **budget(10.0, period="day", time_zone="Asia/Kolkata"))
     zone = span_at("day", "Asia/Kolkata", BEGIN)
-    write(database, [record(1, cost_nano=2 * UNIT, ended_at=zone.ends_at + 1.0)], watch())
-    (told,) = write(database, [record(2, cost_nano=9 * UNIT, ended_at=zone.ends_at - 1.0)], watch())
-    assert told.renews_at == datetime.fromtimestamp(zone.ends_at, UTC).isoformat().replace("+00:00", "Z")
+    spend(database, record(1, cost_nano=2 * UNIT, ended_at=zone.ends_at + 1.0))
+    (told,) = spend(database, record(2, cost_nano=9 * UNIT, ended_at=zone.ends_at - 1.0))
+    assert told["renews_at"] == datetime.fromtimestamp(zone.ends_at, UTC).isoformat().replace("+00:00", "Z")
     with database.reading() as connection:
         rows = connection.execute(select(budget_periods.c.spent_nano).order_by(budget_periods.c.begins_at)).scalars()
         assert list(rows) == [9 * UNIT, 2 * UNIT]
@@ -124,14 +152,14 @@ def test_what_is_undone_is_not_told(database: Database) -> None:
     with pytest.raises(ZeroDivisionError):
         _fail_after_writing(database)
     assert events(database) == []
-    assert thresholds(write(database, [record(1, cost_nano=UNIT)], watch())) == [("red", 0.8), ("red", 1.0)]
+    assert thresholds(spend(database, record(1, cost_nano=UNIT))) == [("red", 0.8), ("red", 1.0)]
 
 
 def _fail_after_writing(database: Database) -> None:
     with database.transaction() as connection:
         new = write_batch(connection, UsageBatch(process="a" * 16, records=(record(1, cost_nano=UNIT),)))
         write_sums(connection, new)
-        watch().note(connection, new)
+        watch().on_written(connection, new)
         raise ZeroDivisionError
 
 
@@ -140,17 +168,16 @@ def test_several_services_that_write_at_once_count_all_and_tell_once(database: D
     make_subject(database, "alias", "chat", **budget(40.0, period="day"))
     barrier = threading.Barrier(4)
 
-    def service(place: int) -> list[BudgetWarning]:
-        mine, told = watch(), list[BudgetWarning]()
+    def service(place: int) -> None:
+        mine = watch()
         barrier.wait()
         for number in range(1, 11):
-            told += write(database, [record(number, cost_nano=UNIT)], mine, process=f"process-{place}")
-        return told
+            write(database, [record(number, cost_nano=UNIT)], mine, process=f"process-{place}")
 
-    with ThreadPoolExecutor(4) as threads:
-        told = [warning for of in threads.map(service, range(4)) for warning in of]
+    with Listener() as listener, ThreadPoolExecutor(4) as threads:
+        list(threads.map(service, range(4)))
     wanted = [*(("red", share) for share in (0.25, 0.5, 0.75, 1.0)), ("chat", 0.8), ("chat", 1.0)]
-    assert sorted(thresholds(told)) == sorted(wanted)
+    assert sorted(thresholds(listener.told)) == sorted(wanted)
     assert len(events(database)) == len(wanted)
     with database.reading() as connection:
         assert set(connection.execute(select(budget_periods.c.spent_nano)).scalars()) == {40 * UNIT}
@@ -231,6 +258,6 @@ def test_a_test_event_is_stored(database: Database) -> None:
 
 def test_many_calls_of_many_cost_few_statements(database: Database) -> None:
     make_subject(database, "team", "red", **budget(1e6))
-    assert write(database, some_records(500), watch()) == ()
+    assert spend(database, *some_records(500)) == []
     with database.reading() as connection:
         assert len(connection.execute(select(budget_periods)).all()) == 3, "one for each month"
