@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, cast, func, select, union_all
+from sqlalchemy import BigInteger, Connection, Select, cast, func, select
 
 from accounts.database.schema import usage, usage_hours
 from accounts.protocol.periods import Span
 from accounts.protocol.records import SubjectKind
-from accounts.usage.summary import HOUR_S, Piece, cut_range
+from accounts.usage.summary import HOUR_S, Piece, all_of, cut_range
 
 MAX_NAMES = 500
 """Names that one query asks for."""
@@ -51,7 +51,7 @@ def _read(
 ) -> Iterator[tuple[str, Spending]]:
     selected = [_of_piece(piece, kind, names) for piece in _whole_pieces(kind, span)]
     selected += [_of_calls(begin, end, kind, names) for begin, end in _parts_of_hours(span)]
-    parts = (union_all(*selected) if len(selected) > 1 else selected[0]).subquery()
+    parts = all_of(selected)
     sums = (cast(func.sum(column), BigInteger) for column in (parts.c.num_tokens, parts.c.cost_nano))
     for row in connection.execute(select(parts.c.subject, *sums).group_by(parts.c.subject)):
         yield str(row[0]), Spending(int(row[1]), int(row[2]))
@@ -73,15 +73,14 @@ def _parts_of_hours(span: Span) -> Iterator[tuple[int, int]]:
         yield span.ends_at // HOUR_S * HOUR_S, span.ends_at
 
 
-def _of_piece(piece: Piece, kind: SubjectKind, names: Collection[str] | None) -> Any:
+def _of_piece(piece: Piece, kind: SubjectKind, names: Collection[str] | None) -> Select[Any]:
     columns = piece.table.c
     tokens = (columns.prompt_tokens + columns.completion_tokens).label("num_tokens")
-    of_time = (piece.time >= piece.begins_at, piece.time < piece.ends_at)
     of_names = () if names is None else (columns[kind].in_(names),)
-    return select(columns[kind].label("subject"), tokens, columns.cost_nano).where(*of_time, *of_names)
+    return select(columns[kind].label("subject"), tokens, columns.cost_nano).where(piece.is_in(), *of_names)
 
 
-def _of_calls(begins_at: int, ends_at: int, kind: SubjectKind, names: Collection[str] | None) -> Any:
+def _of_calls(begins_at: int, ends_at: int, kind: SubjectKind, names: Collection[str] | None) -> Select[Any]:
     tokens = (usage.c.prompt_tokens + usage.c.completion_tokens).label("num_tokens")
     of_time = (usage.c.ended_at >= begins_at, usage.c.ended_at < ends_at)
     of_names = () if names is None else (usage.c[kind].in_(names),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -51,7 +52,7 @@ class LedgerLag:
 
     async def _oldest_s(self) -> float:
         """Return how long the oldest entry of the stream has been there; 0: there is none."""
-        oldest = await self._redis.xrange(keys.USAGE, count=1)
+        oldest: Any = await self._redis.xrange(keys.USAGE, count=1)
         if not oldest:
             return 0.0
         sent_ms, _, _ = oldest[0][0].partition(b"-")

@@ -12,7 +12,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Connection, FromClause, Table, func, literal, select, tuple_, union_all
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    FromClause,
+    Select,
+    Subquery,
+    Table,
+    and_,
+    func,
+    literal,
+    select,
+    tuple_,
+    union_all,
+)
 from sqlalchemy import cast as cast_to
 
 from accounts.database.schema import usage_days, usage_end_users, usage_hours, usage_months
@@ -40,10 +55,12 @@ class Piece:
     begins_at: int
     ends_at: int
 
-    @property
-    def time(self) -> Column[Any]:
-        """The table's column of times."""
-        return self.table.primary_key.columns[0]
+    def is_in(self) -> ColumnElement[bool]:
+        """Return the condition that a row is in the piece."""
+        time: Column[int] = self.table.primary_key.columns[0]
+        if time.name == "month" and month_end(self.begins_at + 1) == self.ends_at:
+            return time == self.begins_at  # an order of the index is one of a single month
+        return and_(time >= self.begins_at, time < self.ends_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +86,7 @@ def summarise(
     """Return the sums of calls, at most `limit` groups after a group. `calls` has a begin. Raises Invalid."""
     begins_at, ends_at = int(calls.begins_at or 0), int(-(-(calls.ends_at or now) // 1))
     pieces = _pieces(calls, groups, begins_at, ends_at, now)
-    selected = [_part(piece, calls, groups) for piece in pieces]
-    parts = (union_all(*selected) if len(selected) > 1 else selected[0]).subquery()
+    parts = all_of([_part(piece, calls, groups) for piece in pieces])
     keys = [parts.c[name] for name in groups]
     sums = [cast_to(func.coalesce(func.sum(parts.c[name]), 0), BigInteger).label(name) for name in SUMS]
     asked = select(*keys, *sums).group_by(*keys).order_by(*keys).limit(limit + 1)
@@ -93,7 +109,7 @@ def _pieces(calls: Calls, groups: Sequence[str], begins_at: int, ends_at: int, n
     if "month" in groups:
         if {"hour", "day"} & set(groups) or not names <= COARSE:
             raise Invalid("Sums per month are kept by organisation, team and model only. Group by day or hour instead.")
-        return (Piece(usage_months, month_begin(begins_at), _month_end(ends_at)),)
+        return (Piece(usage_months, month_begin(begins_at), month_end(ends_at)),)
     begins_at, ends_at = begins_at // HOUR_S * HOUR_S, -(-ends_at // HOUR_S) * HOUR_S
     if "hour" in groups or not names <= COARSE:
         return (Piece(usage_hours, begins_at, ends_at),)
@@ -112,7 +128,7 @@ def cut_range(begins_at: int, ends_at: int, *, has_months: bool) -> Iterator[Pie
         yield Piece(usage_hours, begins_at, first)
     if last < ends_at:
         yield Piece(usage_hours, last, ends_at)
-    first_month, last_month = _month_end(first), month_begin(last)
+    first_month, last_month = month_end(first), month_begin(last)
     if not has_months or first_month >= last_month:
         yield Piece(usage_days, first, last)
         return
@@ -129,19 +145,25 @@ def month_begin(at: float) -> int:
     return int(datetime(time.year, time.month, 1, tzinfo=UTC).timestamp())
 
 
-def _month_end(at: int) -> int:
+def month_end(at: int) -> int:
     """Return the first begin of a month (UTC) that is not before a moment."""
     begin = month_begin(at)
     return begin if begin == at else month_begin(begin + 31 * DAY_S)
 
 
-def _part(piece: Piece, calls: Calls, groups: Sequence[str]) -> Any:
+def all_of(parts: Sequence[Select[Any]]) -> Subquery:
+    """Return the rows of several queries as one table."""
+    if len(parts) == 1:
+        return parts[0].subquery()
+    return union_all(*parts).subquery()
+
+
+def _part(piece: Piece, calls: Calls, groups: Sequence[str]) -> Select[Any]:
     table = piece.table
     columns = [_day_of(table).label(name) if name == "day" else table.c[name].label(name) for name in groups]
-    conditions = [piece.time >= piece.begins_at, piece.time < piece.ends_at]
-    conditions += [table.c[name] == value for name, value in calls.equal.items()]
-    return select(*columns, *(table.c[name] for name in SUMS)).where(*conditions)
+    conditions = [table.c[name] == value for name, value in calls.equal.items()]
+    return select(*columns, *(table.c[name] for name in SUMS)).where(piece.is_in(), *conditions)
 
 
-def _day_of(table: FromClause) -> Any:
+def _day_of(table: FromClause) -> ColumnElement[int]:
     return table.c.day if "day" in table.c else table.c.hour - table.c.hour % literal(DAY_S, literal_execute=True)

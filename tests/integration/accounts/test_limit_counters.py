@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -54,7 +55,7 @@ def counters(database: Database, own: redis.asyncio.Redis) -> LimitCounters:
 
 
 async def counted(client: redis.asyncio.Redis, subject: str) -> dict[str, str]:
-    fields = await client.hgetall(keys.limits_subject(subject))
+    fields: Any = await client.hgetall(keys.limits_subject(subject))
     return {name.decode(): value.decode() for name, value in fields.items()}
 
 
@@ -156,6 +157,6 @@ async def test_a_redis_that_is_away_is_waited_for(counters: LimitCounters, serve
     server.start()
     running = asyncio.create_task(counters.run())
     async with asyncio.timeout(20):
-        while counters._born == b"":  # until it has looked
+        while counters._born == b"":  # noqa: ASYNC110 - until it has looked
             await asyncio.sleep(0.05)
     running.cancel()

@@ -53,7 +53,7 @@ async def routes(database: Database, client: redis.asyncio.Redis) -> AsyncIterat
     running.cancel()
 
 
-async def ask(handler: Any, body: dict[str, Any] | None = None, **query: str) -> dict[str, Any]:
+async def ask(handler: Any, body: dict[str, Any] | None = None, **query: Any) -> dict[str, Any]:
     request = replace(asked(**query), body=b"" if body is None else json.dumps(body).encode())
     document: dict[str, Any] = json.loads(bytes((await asyncio.to_thread(handler, request)).body))
     return document
