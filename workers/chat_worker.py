@@ -303,6 +303,7 @@ def _prompts(
         renderer,
         tokenizer,
         bos_text=model.bos_text,
+        end_token=model.vocab.end_token,
         num_tokens=model.facts.n_vocab,
         n_ctx=n_ctx,
         shared=spec.shared_prompts,

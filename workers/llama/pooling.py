@@ -22,7 +22,7 @@ from llama_cpp import llama_cpp as c
 from numpy.typing import NDArray
 
 from workers.chat.prompts import Tokenizer
-from workers.llama.context import MAX_SEQUENCES, Batch, Tokens
+from workers.llama.context import MAX_SEQUENCES, Batch, EmbeddingBatch, Tokens, compute_embeddings
 from workers.llama.memory import Memory, kind_of
 from workers.llama.model import Model
 from workers.llama.model_params import fill_context
@@ -159,10 +159,23 @@ class PooledContext(NativeOwner):
     def compute(self, batch: PooledBatch) -> None:
         """Compute the batch; releases the interpreter lock meanwhile. Raises DecodeFailed."""
         batch.native.n_tokens = batch.num_tokens
-        status = self._compute(self.pointer, batch.native)
+        self._end(self._compute(self.pointer, batch.native), f"{batch.num_tokens} tokens")
+
+    def new_embedding_batch(self) -> EmbeddingBatch:
+        model = self.model
+        return EmbeddingBatch(
+            self.n_ubatch, self.num_sequences, model.n_embd_inp, model.num_position_sections, self.n_ubatch
+        )
+
+    def compute_embeddings(self, batch: EmbeddingBatch) -> None:
+        """Compute embeddings of pictures or sounds as `compute` does tokens; every row must be marked for a result."""
+        self._end(compute_embeddings(self.pointer, batch), f"{batch.num_rows} embeddings")
+
+    def _end(self, status: int, what: str) -> None:
+        """Wait for the results. Raises DecodeFailed for a status other than 0."""
         if status:
             reason = native_log().reason() or "computation failed"
-            raise DecodeFailed(f"{self._compute.__name__} of {batch.num_tokens} tokens returned {status}: {reason}")
+            raise DecodeFailed(f"{self._compute.__name__} of {what} returned {status}: {reason}")
         if self._queues:
             c.llama_synchronize(self.pointer)
 
