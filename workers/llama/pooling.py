@@ -82,6 +82,20 @@ def pooling_of(model: Model, settings: LlamaSettings) -> Pooling:
     return pooling
 
 
+def n_ubatch_of(settings: LlamaSettings) -> int:
+    """Return the rows of a micro-batch: the settings' number, or the next lower one that llama.cpp takes."""
+    return settings.n_ubatch - settings.n_ubatch % GRAIN
+
+
+def media_fault(model: Model, pooling: Pooling) -> str:
+    """Return why pictures and sounds can't be part of a model's inputs; empty: they can."""
+    if model.encoder_only:
+        return "it reads an input in one piece, as all of its tokens see each other"
+    if pooling is Pooling.RANK:
+        return "it ranks texts"
+    return ""
+
+
 def _divisor(number: int, most: int) -> int:
     """Return the largest divisor of `number` up to `most`.
 
@@ -122,7 +136,7 @@ class PooledContext(NativeOwner):
         kind = kind_of(model.pointer, swa_full=settings.swa_full)
         params = c.llama_context_default_params()
         fill_context(params, settings)
-        n_ubatch = settings.n_ubatch - settings.n_ubatch % GRAIN
+        n_ubatch = n_ubatch_of(settings)
         params.n_ctx = max(kv_tokens, n_ctx, n_ubatch)
         many = MAX_SEQUENCES if model.encoder_only or kind.by_range else num_sequences
         params.n_seq_max = _divisor(n_ubatch, many)

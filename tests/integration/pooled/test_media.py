@@ -149,3 +149,206 @@ def test_a_vector_is_that_of_a_context_driven_by_hand(name: str, pairs: dict[str
             assert np.abs(one - pooled(rows, "last")).max() < 1e-3
             assert np.abs(other - one).max() < 1e-2
     assert likeness(found[0], found[1]) < 0.99
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("name", ["gemma3", "gemma3-window", "qwen2vl", "idefics3"])
+def test_every_pooling_counts_cells_as_tokens(name: str, pooling: str, pairs: dict[str, Pair]) -> None:
+    """In parts of 32 rows, beside other inputs: a picture of 400 cells is cut, one whose cells see each other is not."""
+    with seeing(name, pairs[name], settings(pooling, n_ubatch=32), slots=3) as eyes:
+        media = [(eyes.medium(1),), (eyes.medium(2), eyes.medium(1)), (eyes.large(),)]
+        found = eyes.bench.vectors([eyes.prompt(*one) for one in media] + TEXTS)
+        texts = eyes.bench.vectors(TEXTS)
+        for one, vectors in zip(media, found, strict=False):
+            assert likeness(vectors, pooled(rows_by_hand(eyes, *one), pooling)) > 0.999
+    for mixed, alone in zip(found[len(media) :], texts, strict=True):
+        assert likeness(mixed, alone) > 0.999
+
+
+def test_nothing_but_a_picture_can_be_embedded(pairs: dict[str, Pair]) -> None:
+    with seeing("qwen2vl", pairs["qwen2vl"], settings("mean")) as eyes:
+        bare, other = (eyes.bench.vectors([eyes.prompt(eyes.medium(seed), before="", after="")])[0] for seed in (1, 2))
+        assert bare.shape == other.shape == (1, eyes.bench.context.width)
+        assert likeness(bare, other) < 0.999
+
+
+def test_the_end_token_stands_at_the_end(pairs: dict[str, Pair]) -> None:
+    """As libmtmd puts it there, not behind the text before the first picture: the last token's vector is the input's."""
+    llama = msgspec.structs.replace(settings("last"), override_kv={"tokenizer.ggml.add_eos_token": True})
+    with seeing("phi4", pairs["phi4"], llama) as eyes:
+        vocab = eyes.model.vocab
+        prompt = eyes.prompt(eyes.medium(1))
+        assert vocab.end_token == vocab.eos
+        assert [number for number, token in enumerate(prompt.tokens) if token == vocab.eos] == [len(prompt) - 1]
+        rows = rows_by_hand(eyes, eyes.medium(1))
+        assert len(rows) == len(prompt)
+        assert likeness(eyes.vector(eyes.medium(1)), rows[-1:]) > 0.999
+
+
+def test_the_same_picture_is_encoded_once_and_another_has_another_vector(pairs: dict[str, Pair]) -> None:
+    with seeing("phi4", pairs["phi4"]) as eyes:
+        first = eyes.vector(eyes.medium(1))
+        assert eyes.encoder.num_encoded == 1
+        again = eyes.vector(eyes.medium(1))
+        assert eyes.encoder.num_encoded == 1
+        assert likeness(first, again) > 0.9999
+        other = eyes.vector(eyes.medium(2))
+        assert eyes.encoder.num_encoded == 2
+        assert likeness(first, other) < 0.999
+        twice = eyes.bench.vectors([eyes.prompt(eyes.medium(3)), eyes.prompt(eyes.medium(3))])
+        assert eyes.encoder.num_encoded == 3
+        assert likeness(*twice) > 0.9999
+        assert eyes.bench.engine.load().encode_s == eyes.encoder.cell_s > 0
+
+
+def test_another_team_has_it_encoded_anew(pairs: dict[str, Pair]) -> None:
+    with seeing("phi4", pairs["phi4"]) as eyes:
+        prompt = eyes.prompt(eyes.medium(1))
+        scopes = [("red", ""), ("blue", ""), ("red", "salt"), ("red", "")]
+        found = [eyes.bench.vectors([prompt], team=team, salt=salt)[0] for team, salt in scopes]
+        assert eyes.encoder.num_encoded == 3
+        assert all(likeness(found[0], one) > 0.9999 for one in found)
+
+
+def test_several_callers_at_once(pairs: dict[str, Pair]) -> None:
+    with seeing("qwen2vl", pairs["qwen2vl"], settings("last", n_ubatch=32)) as eyes:
+        prompts = [eyes.prompt(eyes.medium(seed)) for seed in (1, 2, 3)] + [eyes.prompt(eyes.large())]
+        alone = [eyes.bench.vectors([prompt])[0] for prompt in prompts]
+        text = eyes.bench.vectors(TEXTS)
+        found: dict[int, tuple[Vectors, ...]] = {}
+
+        def ask(number: int) -> None:
+            team = f"team {number % 3}"
+            found[number] = eyes.bench.vectors([prompts[number % 4], *TEXTS, prompts[0]], team=team)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number, vectors in found.items():
+            for one, expected in zip(vectors, [alone[number % 4], *text, alone[0]], strict=True):
+                assert likeness(one, expected) > 0.999
+    assert len(found) == 8
+
+
+class SlowProjector:
+    """Encodes when it is told to."""
+
+    def __init__(self, projector: Projector) -> None:
+        self.projector = projector
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
+        self.error: Exception | None = None
+        self.num = 0
+
+    def encode(self, chunk: MediaChunk) -> Embeddings:
+        self.num += 1
+        self.begun.set()
+        assert self.may_go_on.wait(20)
+        if self.error is not None:
+            raise self.error
+        return self.projector.encode(chunk)
+
+
+@pytest.fixture
+def slow(pairs: dict[str, Pair]) -> Iterator[tuple[SeeingBench, SlowProjector]]:
+    with seeing("qwen2vl", pairs["qwen2vl"]) as eyes:
+        projector = SlowProjector(eyes.projector)
+        eyes.encoder._projector = projector
+        yield eyes, projector
+        projector.may_go_on.set()
+
+
+def test_texts_are_embedded_while_a_picture_is_encoded(slow: tuple[SeeingBench, SlowProjector]) -> None:
+    eyes, projector = slow
+    key = eyes.bench.submit([eyes.prompt(eyes.medium(1)), "a text after it"])
+    assert projector.begun.wait(5)
+    assert len(eyes.bench.vectors(TEXTS)) == len(TEXTS)
+    assert key not in eyes.bench.ended
+    load = eyes.bench.engine.load()
+    assert (load.slots_busy, load.kv_tokens_used) == (1, 0), "it holds no cells meanwhile"
+    busy = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - busy < 0.15, "nobody spins meanwhile"
+    projector.may_go_on.set()
+    outcome = eyes.bench.outcome(key)
+    assert not isinstance(outcome, Failure)
+    assert likeness(outcome[0], rows_by_hand(eyes, eyes.medium(1))[-1:]) > 0.999
+
+
+def test_only_the_next_inputs_of_a_call_are_encoded_ahead(slow: tuple[SeeingBench, SlowProjector]) -> None:
+    eyes, projector = slow
+    key = eyes.bench.submit([eyes.prompt(eyes.medium(seed)) for seed in range(1, 7)])
+    assert projector.begun.wait(5)
+    eyes.bench.engine.check_integrity()
+    assert len(eyes.encoder._known) == 2
+    eyes.bench.engine.cancel(key)
+    eyes.bench.engine.check_integrity()
+    projector.may_go_on.set()
+    eyes.vector(eyes.medium(9))
+    assert projector.num == 2, "what nobody wants any more is not begun"
+    assert key not in eyes.bench.ended
+
+
+def test_a_picture_that_can_not_be_encoded_ends_its_call_alone(slow: tuple[SeeingBench, SlowProjector]) -> None:
+    eyes, projector = slow
+    projector.error = EncodeFailed("no number")
+    failing = eyes.bench.submit(["a text", eyes.prompt(eyes.medium(1))])
+    text = eyes.bench.submit(TEXTS)
+    projector.may_go_on.set()
+    outcome = eyes.bench.outcome(failing)
+    assert isinstance(outcome, Failure)
+    assert (outcome.code, outcome.param) == (FailureCode.INVALID_REQUEST, "input")
+    assert not isinstance(eyes.bench.outcome(text), Failure)
+    projector.error = None
+    assert likeness(eyes.vector(eyes.medium(1)), rows_by_hand(eyes, eyes.medium(1))[-1:]) > 0.999, "it is tried again"
+
+
+def test_the_books_know_the_positions_of_a_picture(pairs: dict[str, Pair]) -> None:
+    """With M-RoPE a picture of 400 cells has one position in time, and the text after it goes on 20 further."""
+    with seeing("qwen2vl", pairs["qwen2vl"], settings("last", n_ubatch=32), start=False) as eyes:
+        prompt = eyes.prompt(eyes.large())
+        key = eyes.bench.submit([prompt])
+        engine, offsets = eyes.bench.engine, []
+        run = engine._run
+
+        def watched(parts: object) -> None:
+            run(parts)  # type: ignore[arg-type]
+            engine._check()
+            offsets.extend(job.offset for job in engine._jobs if job.offset)
+
+        engine._run = watched  # type: ignore[assignment, method-assign]
+        engine.start()
+        assert not isinstance(eyes.bench.outcome(key), Failure)
+    span = prompt.spans[0]
+    assert any(span.start < offset < span.end for offset in offsets)
+    assert any(span.end < offset for offset in offsets) or len(prompt) - span.end <= 32
+
+
+def test_media_of_inputs_that_are_done_are_given_back(pairs: dict[str, Pair]) -> None:
+    with seeing("phi4", pairs["phi4"], start=False) as eyes:
+        eyes.bench.submit([eyes.prompt(eyes.medium(seed)) for seed in (1, 2, 3)])
+        engine, left = eyes.bench.engine, []
+        run = engine._run
+
+        def watched(parts: object) -> None:
+            run(parts)  # type: ignore[arg-type]
+            left.append([list(job.media) for job in engine._jobs])
+
+        engine._run = watched  # type: ignore[assignment, method-assign]
+        engine.start()
+        eyes.bench.outcome(1)
+    assert left[-1] == [[]]
+    assert [[1, 2]] in left or [[2]] in left
+
+
+def test_a_model_without_a_projector_refuses_them(pairs: dict[str, Pair]) -> None:
+    with seeing("phi4", pairs["phi4"]) as eyes, running(eyes.model, settings("last")) as blind:
+        with pytest.raises(CallFailed, match="input 0 has pictures or sounds") as refused:
+            blind.submit([eyes.prompt(eyes.medium(1))])
+        assert refused.value.failure.code is FailureCode.UNSUPPORTED
+        assert len(blind.vectors([eyes.prompt(after="no picture")])[0]) == 1
+        long = eyes.prompt(eyes.medium(1), after="word " * 2100)
+        with pytest.raises(CallFailed, match="input 1 has") as refused:
+            eyes.bench.submit(["x", long])
+        assert refused.value.failure.num_prompt_tokens == len(long)

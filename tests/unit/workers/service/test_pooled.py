@@ -22,6 +22,7 @@ from workers.llama.pooling import Pooling
 from workers.protocol.events import CallFailed, FailureCode
 from workers.protocol.pooled import POOL_PATH, PoolRequest, decode_result
 from workers.service.calls.pooled import PooledCalls
+from workers.service.calls.pooled_inputs import PooledReader
 from workers.service.routes.app import PoolRoutes
 
 NUM_ROWS, WIDTH = 700, 512
@@ -151,17 +152,17 @@ async def test_many_token_ids_are_gone_through_on_a_thread(monkeypatch: pytest.M
     """Half a million, 3 MB, took 60 ms of the event loop, and 20 more where the engine looked through lists."""
     asked: list[PooledRequest] = []
     taken: list[threading.Thread] = []
-    in_turn, submit = PooledCalls._in_turn, FakePooledEngine.submit
+    in_turn, submit = PooledReader._in_turn, FakePooledEngine.submit
 
-    def taking(calls: PooledCalls, parts: Sequence[int | str]) -> Sequence[int]:
+    def taking(reader: PooledReader, parts: Sequence[int | str]) -> Sequence[int]:
         taken.append(threading.current_thread())
-        return in_turn(calls, parts)
+        return in_turn(reader, parts)
 
     def hearing(engine: FakePooledEngine, request: PooledRequest) -> None:
         asked.append(request)
         submit(engine, request)
 
-    monkeypatch.setattr(PooledCalls, "_in_turn", taking)
+    monkeypatch.setattr(PooledReader, "_in_turn", taking)
     monkeypatch.setattr(FakePooledEngine, "submit", hearing)
     calls = pooled_calls(
         lambda outcomes: FakePooledEngine(2, 64, 1, outcomes.tell),
