@@ -68,9 +68,7 @@ class PooledWorker:
         metrics = metrics_of(worker, engine, life, devices=Devices(free_bytes).memory)
         lane, of_media = prompt_lane(), media_lane()
         reader = PooledReader(self.inputs, self.prompts, lane, of_media, longest=engine.n_ctx)
-        calls = PooledCalls(
-            outcomes, engine, reader, life, metrics, records, pooling=self.pooling, width=context.width
-        )
+        calls = PooledCalls(outcomes, engine, reader, life, metrics, records, pooling=self.pooling, width=context.width)
         texts = text_routes(
             self.model,
             self.prompts,

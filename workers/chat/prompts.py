@@ -308,7 +308,7 @@ class Prompts:
     def _rendered(self, conversation: Conversation) -> str:
         """Return the rendered conversation. Raises CallFailed."""
         if self._templates is None:
-            message = "this model is served for embeddings or ranking and renders no messages; send texts, or ask another"
+            message = "this model is served for embeddings or ranking and renders no messages; send texts"
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "messages"))
         return self._templates.render(conversation)
 

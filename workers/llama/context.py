@@ -167,7 +167,7 @@ class EmbeddingBatch:
 
 
 def compute_embeddings(context: int, batch: EmbeddingBatch) -> int:
-    """Compute a batch with the `llama_context *` that is given. Return the status of `llama_decode`: 0 if all went well.
+    """Compute a batch with the `llama_context *` given. Return the status of `llama_decode`: 0 if all went well.
 
     llama.cpp builds its graph anew where rows that see each other follow others, and after them."""
     batch.finish()

@@ -58,9 +58,7 @@ class EmbeddingDialect:
         document = read_object(raw)
         body = read_body(EmbeddingBody, document, ({}, {}), ignored_of(scope))
         inputs, media = read_inputs(body, attachments_of(scope))
-        request = PoolRequest(
-            inputs=inputs, media=media, normalize=body.embd_normalize, cache_salt=body.cache_salt
-        )
+        request = PoolRequest(inputs=inputs, media=media, normalize=body.embd_normalize, cache_salt=body.cache_salt)
         return EmbeddingRequest(named_model(document, scope), request)
 
     def parts(self, asked: EmbeddingRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
@@ -79,9 +77,7 @@ class EmbeddingDialect:
         yield bytes(part) + b"]"
 
 
-def read_inputs(
-    body: EmbeddingBody, attachments: Attachments
-) -> tuple[tuple[PoolInput, ...], tuple[Medium, ...]]:
+def read_inputs(body: EmbeddingBody, attachments: Attachments) -> tuple[tuple[PoolInput, ...], tuple[Medium, ...]]:
     """Return the inputs, from `input` or else `content`, and their media. Raises InvalidRequest, NotSupported."""
     if body.encoding_format != "float":
         message = "`encoding_format` is not `float`; this route answers in numbers. Ask `/v1/embeddings` for others."

@@ -35,6 +35,7 @@ from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Infill, InfillFile, Medium, Notice, Prompt
 
+
 @dataclass(frozen=True, slots=True)
 class NativePrompt:
     """One prompt. With media it is a text, in which they have their places (`GenerateRequest.prompt_media`)."""

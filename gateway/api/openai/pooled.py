@@ -106,7 +106,7 @@ class EmbeddingsDialect:
 
 
 def _inputs_of(body: EmbeddingsBody, attachments: Attachments) -> tuple[tuple[PoolInput, ...], tuple[Medium, ...]]:
-    """Return the inputs, or the conversation that is the only one, and their media. Raises InvalidRequest, NotSupported."""
+    """Return the inputs, or the messages as the only one, and their media. Raises InvalidRequest, NotSupported."""
     if body.messages is None:
         return read_pool_inputs(body.input, "input", attachments)
     if body.input is not None:
@@ -193,7 +193,7 @@ UNRANKED = ("content", "image", "image_url", "multimodal_data", "audio", "input_
 
 
 def _refuse_media(document: dict[str, Any]) -> None:
-    """Raise NotSupported for a query or documents that are not texts alone: ranked by a part of them, they would seem to
+    """Raise NotSupported for a query or documents that are more than texts: ranked by these alone, they would seem to
     be ranked by all."""
     for name in ("query", "documents", "texts"):
         given = document.get(name)
@@ -202,8 +202,10 @@ def _refuse_media(document: dict[str, Any]) -> None:
             field = next((field for field in UNRANKED if one.get(field)), None) if isinstance(one, dict) else None
             if field is not None:
                 path = f"{name}.{n}.{field}" if isinstance(given, list) else f"{name}.{field}"
-                message = f"`{path}`: documents are ranked by their texts only, without pictures or sounds. Send strings, "
-                raise NotSupported(message + "or compare the vectors that POST /v1/embeddings makes.", param=path)
+                message = (
+                    f"`{path}`: documents are ranked by their texts only, without pictures or sounds. Send texts, or "
+                )
+                raise NotSupported(message + "compare the vectors that POST /v1/embeddings makes.", param=path)
 
 
 def _texts(body: RerankBody) -> tuple[str, ...]:

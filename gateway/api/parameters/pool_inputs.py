@@ -20,15 +20,17 @@ from workers.protocol.requests import Medium
 
 MAX_INPUTS = 2048
 INPUT_FORMS = (
-    "a string, an array of tokens, an object with `prompt_string` (and `multimodal_data`) or with `content`, or an array "
-    "of such inputs"
+    "a string, an array of tokens, an object with `prompt_string` (and `multimodal_data`) or `content`, or an array of "
+    "such inputs"
 )
 
 
 def read_pool_inputs(
     value: Any, path: str, attachments: Attachments
 ) -> tuple[tuple[PoolInput, ...], tuple[Medium, ...]]:
-    """Return the inputs and their media; an array with a token in it is one input. Raises InvalidRequest, NotSupported."""
+    """Return the inputs and their media. An array with a token in it is one input.
+
+    Raises InvalidRequest, NotSupported."""
     if value is None:
         raise InvalidRequest(f"`{path}` is missing. Send {INPUT_FORMS}.", param=path)
     reader = _Reader(attachments)
@@ -70,7 +72,7 @@ class _Reader:
             return read_prompt_object(value, path, self._attachments, self.gallery)
         parts = value.get("content")
         if not isinstance(parts, list) or not parts:
-            message = f"`{path}` has no text. Send `prompt_string`, or `content` with parts, of type `text` for example."
+            message = f"`{path}` has no text. Send `prompt_string`, or `content` with parts of type `text` or others."
             raise InvalidRequest(message, param=path)
         writer = ContentWriter(self.gallery, joint="")
         for n, part in enumerate(parts):

@@ -56,7 +56,9 @@ class PooledBench:
             assert self._changed.wait_for(lambda: key in self._told, 30), "it did not happen in time"
             return self._told[key]
 
-    def vectors(self, inputs: Sequence[Input], normalize: int = 2, team: str = "", salt: str = "") -> tuple[Vectors, ...]:
+    def vectors(
+        self, inputs: Sequence[Input], normalize: int = 2, team: str = "", salt: str = ""
+    ) -> tuple[Vectors, ...]:
         outcome = self.outcome(self.submit(inputs, normalize, team, salt))
         assert not isinstance(outcome, Failure), outcome
         return outcome

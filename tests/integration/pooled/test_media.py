@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from tests.support.projectors import PROJECTORS, Pair, picture, sound, write_pai
 from workers.chat.prompts import Prompts
 from workers.engine.cache.prompt import Prompt
 from workers.engine.encoder import MediaEncoder
-from workers.engine.pooled.jobs import Vectors
+from workers.engine.pooled.jobs import Vectors, normalized
 from workers.llama.media.parts import MediaChunk, Part, Picture, Sound
 from workers.llama.media.projector import Embeddings, Projector
 from workers.llama.model import Model
@@ -88,9 +88,7 @@ def seeing(
         encoder = MediaEncoder(projector)
         encoder.start()
         try:
-            with running(
-                model, llama, slots=slots, n_ctx=2048, kv_tokens=4096, start=start, encoder=encoder
-            ) as bench:
+            with running(model, llama, slots=slots, n_ctx=2048, kv_tokens=4096, start=start, encoder=encoder) as bench:
                 yield SeeingBench(name, model, projector, encoder, bench)
         finally:
             encoder.stop()
@@ -107,9 +105,7 @@ def rows_by_hand(eyes: SeeingBench, *media: Picture | Sound) -> Vectors:
     rows: list[Vectors] = []
     past = ctypes.c_int32(0)
     llama = settings("none", n_ubatch=1024)
-    with PooledContext(
-        eyes.model, llama, pooling=Pooling.NONE, n_ctx=2048, kv_tokens=2048, num_sequences=1
-    ) as context:
+    with PooledContext(eyes.model, llama, pooling=Pooling.NONE, n_ctx=2048, kv_tokens=2048, num_sequences=1) as context:
         assert m.mtmd_tokenize(eyes.projector.pointer, chunks, ctypes.byref(given), bitmaps, len(media)) == 0
         for number in range(m.mtmd_input_chunks_size(chunks)):
             chunk = m.mtmd_input_chunks_get(chunks, number)
@@ -124,7 +120,7 @@ def rows_by_hand(eyes: SeeingBench, *media: Picture | Sound) -> Vectors:
     return np.concatenate(rows)
 
 
-def bitmap_of(medium: Picture | Sound) -> int | None:
+def bitmap_of(medium: Picture | Sound) -> Any:
     if isinstance(medium, Picture):
         height, width, _ = medium.pixels.shape
         return m.mtmd_bitmap_init(width, height, medium.pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
@@ -133,8 +129,8 @@ def bitmap_of(medium: Picture | Sound) -> int | None:
 
 
 def pooled(rows: Vectors, pooling: str) -> Vectors:
-    chosen = {"last": rows[-1:], "cls": rows[:1], "mean": rows.mean(axis=0, keepdims=True), "none": rows}[pooling]
-    return chosen if pooling == "none" else chosen / np.linalg.norm(chosen, axis=1, keepdims=True)
+    ways = {"last": rows[-1:], "cls": rows[:1], "mean": rows.mean(axis=0, keepdims=True), "none": rows}
+    return ways[pooling] if pooling == "none" else normalized(ways[pooling], 2)
 
 
 @pytest.mark.parametrize("name", list(PROJECTORS))
@@ -154,10 +150,10 @@ def test_a_vector_is_that_of_a_context_driven_by_hand(name: str, pairs: dict[str
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("name", ["gemma3", "gemma3-window", "qwen2vl", "idefics3"])
 def test_every_pooling_counts_cells_as_tokens(name: str, pooling: str, pairs: dict[str, Pair]) -> None:
-    """In parts of 32 rows, beside other inputs: a picture of 400 cells is cut, one whose cells see each other is not."""
+    """In parts of 32 rows, beside others: a picture of 400 cells is cut, one whose cells see each other is not."""
     with seeing(name, pairs[name], settings(pooling, n_ubatch=32), slots=3) as eyes:
         media = [(eyes.medium(1),), (eyes.medium(2), eyes.medium(1)), (eyes.large(),)]
-        found = eyes.bench.vectors([eyes.prompt(*one) for one in media] + TEXTS)
+        found = eyes.bench.vectors([*(eyes.prompt(*one) for one in media), *TEXTS])
         texts = eyes.bench.vectors(TEXTS)
         for one, vectors in zip(media, found, strict=False):
             assert likeness(vectors, pooled(rows_by_hand(eyes, *one), pooling)) > 0.999
@@ -167,13 +163,14 @@ def test_every_pooling_counts_cells_as_tokens(name: str, pooling: str, pairs: di
 
 def test_nothing_but_a_picture_can_be_embedded(pairs: dict[str, Pair]) -> None:
     with seeing("qwen2vl", pairs["qwen2vl"], settings("mean")) as eyes:
-        bare, other = (eyes.bench.vectors([eyes.prompt(eyes.medium(seed), before="", after="")])[0] for seed in (1, 2))
+        prompts = [eyes.prompt(eyes.medium(seed), before="", after="") for seed in (1, 2)]
+        bare, other = eyes.bench.vectors(prompts)
         assert bare.shape == other.shape == (1, eyes.bench.context.width)
         assert likeness(bare, other) < 0.999
 
 
 def test_the_end_token_stands_at_the_end(pairs: dict[str, Pair]) -> None:
-    """As libmtmd puts it there, not behind the text before the first picture: the last token's vector is the input's."""
+    """As libmtmd has it, and not behind the text before the first picture: its vector is that of the input."""
     llama = msgspec.structs.replace(settings("last"), override_kv={"tokenizer.ggml.add_eos_token": True})
     with seeing("phi4", pairs["phi4"], llama) as eyes:
         vocab = eyes.model.vocab
@@ -309,7 +306,7 @@ def test_the_books_know_the_positions_of_a_picture(pairs: dict[str, Pair]) -> No
     with seeing("qwen2vl", pairs["qwen2vl"], settings("last", n_ubatch=32), start=False) as eyes:
         prompt = eyes.prompt(eyes.large())
         key = eyes.bench.submit([prompt])
-        engine, offsets = eyes.bench.engine, []
+        engine, offsets = eyes.bench.engine, list[int]()
         run = engine._run
 
         def watched(parts: object) -> None:
@@ -317,7 +314,7 @@ def test_the_books_know_the_positions_of_a_picture(pairs: dict[str, Pair]) -> No
             engine._check()
             offsets.extend(job.offset for job in engine._jobs if job.offset)
 
-        engine._run = watched  # type: ignore[assignment, method-assign]
+        engine._run = watched  # type: ignore[method-assign]
         engine.start()
         assert not isinstance(eyes.bench.outcome(key), Failure)
     span = prompt.spans[0]
@@ -328,14 +325,14 @@ def test_the_books_know_the_positions_of_a_picture(pairs: dict[str, Pair]) -> No
 def test_media_of_inputs_that_are_done_are_given_back(pairs: dict[str, Pair]) -> None:
     with seeing("phi4", pairs["phi4"], start=False) as eyes:
         eyes.bench.submit([eyes.prompt(eyes.medium(seed)) for seed in (1, 2, 3)])
-        engine, left = eyes.bench.engine, []
+        engine, left = eyes.bench.engine, list[list[list[int]]]()
         run = engine._run
 
         def watched(parts: object) -> None:
             run(parts)  # type: ignore[arg-type]
             left.append([list(job.media) for job in engine._jobs])
 
-        engine._run = watched  # type: ignore[assignment, method-assign]
+        engine._run = watched  # type: ignore[method-assign]
         engine.start()
         eyes.bench.outcome(1)
     assert left[-1] == [[]]

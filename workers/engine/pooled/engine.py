@@ -121,9 +121,7 @@ class PooledEngine:
         busy = min(num_open, self.slots)
         kv_tokens, overdraft = self._context.kv_tokens, overdraft_of(self.slots)
         encode_s = 0.0 if self._encoder is None else self._encoder.cell_s
-        return EngineLoad(
-            self.slots, busy, num_open - busy, kv_tokens, used, overdraft=overdraft, encode_s=encode_s
-        )
+        return EngineLoad(self.slots, busy, num_open - busy, kv_tokens, used, overdraft=overdraft, encode_s=encode_s)
 
     @property
     def counters(self) -> EngineCounters:

@@ -184,9 +184,7 @@ class Job:
         self.inputs: list[Tokens] = [np.asarray(tokens_of(one), dtype=np.int32) for one in request.inputs]
         self.lengths = [len(tokens) for tokens in self.inputs]
         self.media: dict[int, MediaInput] = {
-            index: MediaInput(one)
-            for index, one in enumerate(request.inputs)
-            if isinstance(one, Prompt) and one.spans
+            index: MediaInput(one) for index, one in enumerate(request.inputs) if isinstance(one, Prompt) and one.spans
         }
         """Those inputs with pictures or sounds that are not computed yet, by their indices."""
         self.normalize = request.normalize

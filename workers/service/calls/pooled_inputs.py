@@ -64,9 +64,7 @@ class PooledReader:
                     raise CallFailed(_too_many_cells(number, num_cells, self.longest, medium.param))
         return seen
 
-    def _tokenized(
-        self, request: PoolRequest, seen: Sequence[Seen], is_over: Callable[[], bool]
-    ) -> list[PooledInput]:
+    def _tokenized(self, request: PoolRequest, seen: Sequence[Seen], is_over: Callable[[], bool]) -> list[PooledInput]:
         """Return the tokens of each input. Stop after an input that is too long, since the engine will refuse the call:
         a query of megabytes would be tokenised in vain with each further document. Stop also if the call is over.
 
@@ -148,6 +146,6 @@ def _generate_request(one: PoolPrompt, media: tuple[Medium, ...] = ()) -> Genera
 
 
 def _too_many_cells(number: int, num_cells: int, longest: int, param: str) -> Failure:
-    remedy = "send fewer or smaller ones at a time"
-    message = f"the pictures and sounds of input {number} take {num_cells} cells or more, and this model reads {longest}"
-    return Failure(FailureCode.CONTEXT_OVERFLOW, f"{message} at once; {remedy}", param or None, num_cells, longest, remedy)
+    remedy = f"the pictures and sounds of input {number} are too many or too large: send fewer or smaller ones"
+    message = f"input {number} has {num_cells} tokens or more and this model reads {longest} at once; {remedy}"
+    return Failure(FailureCode.CONTEXT_OVERFLOW, message, param or None, num_cells, longest, remedy)

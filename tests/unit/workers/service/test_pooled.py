@@ -18,6 +18,7 @@ from tests.support.calls import pooled_calls
 from tests.support.fake_pooled import FakeInputs, FakePooledEngine
 from tests.support.waiting import until
 from workers.engine.pooled.engine import PooledRequest
+from workers.engine.pooled.jobs import tokens_of
 from workers.llama.pooling import Pooling
 from workers.protocol.events import CallFailed, FailureCode
 from workers.protocol.pooled import POOL_PATH, PoolRequest, decode_result
@@ -121,10 +122,10 @@ async def test_texts_and_tokens_of_an_input_are_read_until_there_are_too_many(mo
     )
     await calls.pool(PoolRequest(inputs=(("a word", 7, "b"),)))
     own = FakeInputs()
-    assert list(asked[-1].inputs[0]) == [*own.of_text("a word"), 7, *own.of_text("b", add_special=False)]
+    assert list(tokens_of(asked[-1].inputs[0])) == [*own.of_text("a word"), 7, *own.of_text("b", add_special=False)]
     assert inputs.heard == [("a word", True), ("b", False)]
     await calls.pool(PoolRequest(inputs=(("a", 2**70, "b"),)))
-    assert asked[-1].inputs[0][-1] == 2**70, "an engine with a vocabulary names the token that it refuses"
+    assert tokens_of(asked[-1].inputs[0])[-1] == 2**70, "an engine with a vocabulary names the token that it refuses"
     inputs.heard.clear()
     long: list[list[int | str]] = [[7, "long " * 1000, *["b"] * 500], [*[7] * 500, "b"], [7] * 500]
     for parts in long:
@@ -177,7 +178,9 @@ async def test_many_token_ids_are_gone_through_on_a_thread(monkeypatch: pytest.M
     assert threading.current_thread() not in taken[1:]
     assert all(isinstance(one, array) for one in asked[-1].inputs), "numpy looks through it without a copy"
     await calls.pool(PoolRequest(inputs=((1, 2**70),)))
-    assert list(asked[-1].inputs[0]) == [1, 2**70], "an engine with a vocabulary names the token that it refuses"
+    assert list(tokens_of(asked[-1].inputs[0])) == [1, 2**70], (
+        "an engine with a vocabulary names the token that it refuses"
+    )
 
 
 async def test_a_large_answer_is_written_in_parts_and_others_get_their_turn() -> None:
