@@ -344,7 +344,8 @@ def test_pictures_to_embed_go_to_workers_that_take_them_however_much_there_is() 
     """All inputs together may be more than a context; still no worker may answer with vectors of the texts alone."""
     inputs = (PoolPrompt(text="a" * 40, media=(3,)), "b" * 400_000)
     asked = placement_request_of_pooled(PoolRequest(inputs=inputs, media=(Medium("picture", b"x"),)))
-    assert order(ranked(book_of([worker("a"), sees("b"), worker("c")]), asked)) == ["b"]
+    short = [worker("a", n_ctx=1000), sees("b", n_ctx=1000), worker("c", n_ctx=1000)]
+    assert order(ranked(book_of(short), asked)) == ["b"]
     small = placement_request_of_pooled(PoolRequest(inputs=inputs[:1], media=(Medium("picture", b"x"),)))
     ranking = ranked(book_of([sees("a", 5.0), sees("b", 1.0)]), small)
     assert order(ranking) == ["b", "a"], "by how quickly they encode it"
