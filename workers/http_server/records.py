@@ -1,7 +1,7 @@
 """Follows where the TLS records of a connection begin and end, and keeps what the TLS connections of a server share.
 
-OpenSSL consumes records without content, such as KeyUpdate, until it finds one with content: all that it has been given,
-in one call. 10,000 of them held the event loop for 78 ms, without a key. So it is given a few records at a time.
+OpenSSL consumes records without content, such as KeyUpdate, until it finds one with content, or has consumed all that it
+was given: 10,000 of them held the event loop for 78 ms, without a key. So it is given a few at a time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from workers.http_server.pacer import ParseTurns
 AT_ONCE = 16
 """Maximum number of records that are decrypted in one go; the smallest take up to 15 us each."""
 HEAD_BYTES = 5
+TYPES = range(20, 25)
+"""First byte of a record: what kind it is (RFC 8446, 5.1; RFC 6520)."""
 MOST_BYTES = (1 << 14) + 2048
 """Maximum bytes of a record without its head (RFC 5246, 6.2.3)."""
 
@@ -41,7 +43,7 @@ class RecordHeads:
         num_records = 1 if end else 0
         while num_records < AT_ONCE and size - end >= HEAD_BYTES:
             length = data[end + 3] << 8 | data[end + 4]
-            if length > MOST_BYTES:
+            if length > MOST_BYTES or data[end] not in TYPES:
                 return size, num_records + 1  # no TLS: OpenSSL says so
             end += HEAD_BYTES + length
             if end > size:
@@ -58,7 +60,7 @@ class TlsShare:
         """`turns`: those of all that is parsed; None: they are its own."""
         self.turns = turns or ParseTurns()
         self.hello_turns = ParseTurns()
-        """Turns for handshakes, which take a millisecond or more: a crowd of them holds up no connection that is open."""
+        """Turns for handshakes, which take a millisecond or more: a crowd of them holds up no open connection."""
         self.decrypted = memoryview(bytearray(RECEIVED_BYTES + HEAD_BYTES + MOST_BYTES))
         """Room for the content of what is decrypted in one go."""
         self.num_waiting_bytes = 0

@@ -27,8 +27,8 @@ GOODBYE_S = 30.0
 """Maximum seconds for which a TLS connection that was closed waits until the peer has read all, and for the peer's own
 end. Whatever is not read by then is lost."""
 MAX_EMPTY, EMPTY_S = 64, 10.0
-"""Maximum number of records without content in so many seconds; a peer that sends more is cut off. A handshake has up to
-ten. Who changes keys does so after gigabytes."""
+"""Maximum number of records without content in so many seconds; a peer that sends more is cut off. A handshake has up
+to ten. Who changes keys does so after gigabytes."""
 MAX_HELLO_BYTES = 16 << 10
 """Bytes after which no more is received while a handshake waits for its turn."""
 PIECE_BYTES = 64 << 10
@@ -58,7 +58,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     ) -> None:
         """`made`: makes the connection's protocol when the handshake is complete. `address`: the peer's, which names
         the queue in which the connection waits for its turn. `limit_s`: maximum seconds of the handshake."""
-        super().__init__({"sslcontext": context})
+        super().__init__()
         self.protocol: asyncio.Protocol = NOBODY
         """The connection's protocol, which may change."""
         self.is_open = False
@@ -67,6 +67,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self.handshake_ended: asyncio.Future[None] = self._loop.create_future()
         """Done when the handshake is complete, or the connection over before that."""
         self._made, self._context, self._address = made, context, address
+        self._facts: dict[str, object] = {"sslcontext": context}
+        """Extra info of the transport."""
         self._share = share
         self._turns: ParseTurns = share.hello_turns
         self._heads = RecordHeads()
@@ -124,7 +126,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     # What the connection's protocol calls
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        own = super().get_extra_info(name)
+        own = self._facts.get(name)
         return self._raw.get_extra_info(name, default) if own is None else own
 
     def get_protocol(self) -> asyncio.BaseProtocol:
@@ -249,7 +251,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._has_said_hello = True
             self._until = max(self._until, self._loop.time() + BEYOND_HANDSHAKE_S)
             self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-            self._encrypt, self._read = self._tls.write, self._tls.read
+            self._encrypt = self._tls.write
+            self._read = cast(Callable[[int, memoryview], int], self._tls.read)
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -268,7 +271,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._turns.leave(self)
         self.is_open, self._turns = True, self._share.turns
         tls = self._tls
-        self._extra.update(ssl_object=tls, peercert=tls.getpeercert(), cipher=tls.cipher())
+        self._facts.update(ssl_object=tls, peercert=tls.getpeercert(), cipher=tls.cipher())
         self.protocol = self._made()
         self.protocol.connection_made(self)
         self._end_handshake()
