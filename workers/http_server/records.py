@@ -1,7 +1,7 @@
 """Follows where the TLS records of a connection begin and end, and keeps what the TLS connections of a server share.
 
-OpenSSL consumes records without content, such as KeyUpdate, until it finds one with content, or has consumed all that it
-was given: 10,000 of them held the event loop for 78 ms, without a key. So it is given a few at a time.
+OpenSSL consumes records without content, such as KeyUpdate, until it finds one with content, or has consumed all that
+it was given: 10,000 of them held the event loop for 78 ms, without a key. So it is given a few at a time.
 """
 
 from __future__ import annotations
