@@ -242,8 +242,8 @@ def open_private(path: Path) -> int:
     except OSError as error:
         if error.errno in DISK_TROUBLE:
             raise CacheFolderUnusable(
-                f"{path}: the disk takes no new folder now ({error.strerror}); give it room and let it be written to, or "
-                "name a folder on another"
+                f"{path}: the disk takes no new folder now ({error.strerror}); give it room and let it be written to, "
+                "or name a folder on another"
             ) from None
         is_link = error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink()
         what = "it is a symbolic link, which is not followed" if is_link else error.strerror
