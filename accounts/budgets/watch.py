@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, select, update
+from sqlalchemy import ColumnElement, Connection, event, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from accounts.budgets.spending import MAX_NAMES, NOTHING_SPENT, read_spending
@@ -83,10 +83,15 @@ class BudgetWatch:
         self._metrics = metrics
         self._has_webhook = has_webhook
 
-    def note(self, connection: Connection, records: Sequence[UsageRecord]) -> Sequence[BudgetWarning]:
-        """Count calls, and return the warnings to `tell` once the caller's transaction is committed.
+    def on_written(self, connection: Connection, records: Sequence[UsageRecord]) -> None:
+        """Count calls, and tell warnings once the caller's transaction is committed.
 
         The transaction has written the calls, with their sums, and counts none of them twice."""
+        if warnings := self._note(connection, records):
+            event.listen(connection, "commit", lambda _: self._tell(warnings), once=True)
+
+    def _note(self, connection: Connection, records: Sequence[UsageRecord]) -> Sequence[BudgetWarning]:
+        """Count calls, store events, and return what they tell."""
         paid = [record for record in records if record.cost_nano > 0]
         budgets = read_budgets(connection, {subject for record in paid for subject in subjects_of(record)})
         if not budgets:
@@ -110,10 +115,9 @@ class BudgetWatch:
         if self._has_webhook:
             for warning in warnings:
                 store_event(connection, Event(type=THRESHOLD, timestamp=_shown(time.time()), data=warning))
-        return warnings
+        return tuple(warnings)
 
-    def tell(self, warnings: Sequence[BudgetWarning]) -> None:
-        """Log warnings, and count them."""
+    def _tell(self, warnings: Sequence[BudgetWarning]) -> None:
         for warning in warnings:
             self._metrics.budget_warnings.labels(warning.kind).inc()
             log.warning("a budget passed a threshold", extra={"fields": {"budget": msgspec.to_builtins(warning)}})
