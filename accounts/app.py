@@ -13,12 +13,14 @@ from starlette.types import ASGIApp
 
 from accounts.api.api import WHOAMI, build_api
 from accounts.database.database import Database, open_database
+from accounts.database.upgrade import SchemaKeeper
+from accounts.ledger.writer import LedgerWriter
 from accounts.settings import AccountsSettings
 from workers import secret_file
 
 
 class Part(Protocol):
-    """A part of the service that works in the background until it is cancelled."""
+    """A part of the service that works in the background until it is cancelled, once the database has its tables."""
 
     async def run(self) -> None: ...
 
@@ -29,22 +31,29 @@ class Accounts:
 
     asgi: ASGIApp
     database: Database
+    keeper: SchemaKeeper
     parts: tuple[Part, ...]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the background parts while the caller's block runs; a part that fails ends the block."""
         async with asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(part.run()) for part in self.parts]
+            working = tasks.create_task(self._work())
             try:
                 yield
             finally:
-                for task in background:
-                    task.cancel()
+                working.cancel()
+
+    async def _work(self) -> None:
+        await self.keeper.run()
+        async with asyncio.TaskGroup() as tasks:
+            for part in self.parts:
+                tasks.create_task(part.run())
 
 
 def build(settings: AccountsSettings, redis: redis.asyncio.Redis) -> Accounts:
     """Build an accounts service. Raises DatabaseUnusable, OSError (the state folder can't be written)."""
     secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
     database = open_database(settings.database_url, settings.state_dir)
-    return Accounts(build_api((WHOAMI,), secret), database, ())
+    parts = (LedgerWriter(redis, database),)
+    return Accounts(build_api((WHOAMI,), secret), database, SchemaKeeper(database), parts)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from gateway.call import Principal
 from gateway.telemetry.answer_log import UNRECORDED, AnswerLog, QueuePosition, TraceRecorder
@@ -70,6 +72,39 @@ class Ignored:
             self._num_more += 1
 
 
+class Meter(Protocol):
+    """Meters the call of one request, for all its answers together, so that its usage is known however it ends."""
+
+    @property
+    def note_written(self) -> Callable[[int], None]:
+        """Notes how many tokens of the answers are being written to the caller, all earlier ones included. It is called
+        once per token, just before it is written."""
+        ...
+
+    def note_begun(self, prompts: Usage, answer: AnswerLog) -> None:
+        """Note that an answer has begun. `prompts`: the tokens of all prompts of which answers have begun."""
+        ...
+
+    def finish(self, request_log: RequestLog) -> None:
+        """Record the usage of the request, which has ended."""
+        ...
+
+
+class Unmetered:
+    """The meter of requests whose usage nobody records."""
+
+    def note_written(self, num_tokens: int) -> None:
+        """Do nothing."""
+
+    def note_begun(self, prompts: Usage, answer: AnswerLog) -> None:
+        """Do nothing."""
+
+    def finish(self, request_log: RequestLog) -> None:
+        """Do nothing."""
+
+
+UNMETERED = Unmetered()
+
 MAX_PATH_CHARS = 512
 """Maximum characters of a path in a log line; the rest is cut, so that callers without a key can't fill the log."""
 
@@ -101,6 +136,8 @@ class RequestLog:
 
     team: str = ""
     key_id: str = ""
+    organisation: str = ""
+    user: str = ""
 
     alias: str = ""
     stands_in: str = ""
@@ -118,7 +155,9 @@ class RequestLog:
 
     first_token_at: float | None = None
     usage: Usage | None = None
-    """Sum of the tokens of all answers that came, whole or in part; None: no answer to the request came."""
+    """Sum of the tokens of all answers that came, whole or in part; a prompt counts once for all its answers. None: no
+    answer to the request came."""
+    meter: Meter = UNMETERED
     status: int = 0
     outcome: str = ""
     """`ok`, `client_gone`, `cancelled`, or the error's code (its type if it has no code)."""
@@ -131,6 +170,7 @@ class RequestLog:
 
     def asked_by(self, principal: Principal) -> None:
         self.team, self.key_id = principal.team, principal.key_id
+        self.organisation, self.user = principal.organisation, principal.user
 
     def split(self, num_answers: int) -> list[AnswerLog]:
         """Return `num_answers` logs, for a request whose answers are each placed separately."""
