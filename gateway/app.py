@@ -325,7 +325,7 @@ def _handlers(
     enabled = EnabledRoutes(settings.slots_endpoint, settings.metrics_endpoint)
     circuits, queues = core.dispatcher.workers.circuits, QueueInspector(redis)
     targets = [address for address in settings.gateway_targets.split(",") if address]
-    shared_port = settings.port if targets else None
+    shared_ports = (settings.port, settings.admin_port) if targets else ()
     ready = Ready(redis, fleet, core.admission, core.is_leaving, names.models, core.first, desired_models)
     return {
         "chat": calls.generate(chat, takes_media=True),
@@ -347,7 +347,7 @@ def _handlers(
         "ready": ready.answer,
         "drain": DrainRoute(core.in_flight, resolver, pipeline, core.sockets).answer,
         "explain": ExplainRoute(reader, pipeline.adapters, circuits, fleet, core.admission, queues, chat).answer,
-        "metrics": MetricsPage(core.metrics.registry, core.gauges.update, shared_port, targets).answer,
+        "metrics": MetricsPage(core.metrics.registry, core.gauges.update, shared_ports, targets).answer,
         "targets": Targets(fleet, targets).answer,
         **native_handlers(calls, reader, fleet, core.desired_adapters, desired_models, chat, enabled),
         **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),

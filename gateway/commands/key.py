@@ -1,7 +1,7 @@
 """`paddock key`: makes API keys, and manages their sealed records in Redis.
 
 make --name NAME       print a new key, its record for PADDOCK_API_KEYS, and the sealed record for Redis; store nothing
-add --name NAME        the same, and store the record in Redis: the key is valid at every gateway within 3 seconds
+add --name NAME        the same, and store the record in Redis: the key is valid at every gateway within a second
 list                   list the records in Redis (names, teams, rights) and say which of them gateways ignore
 remove --name NAME     delete a key's record from Redis
 --team T               the team whose caches and limits the key shares; default: default
@@ -132,7 +132,7 @@ def _show(key: str, record: AccessRecord, secret: str) -> None:
 async def _remove(client: redis.asyncio.Redis, name: str) -> None:
     if await run_command(client, changes.command([changes.delete(changes.KEY + name)])) == [0]:
         raise _Unusable(f"key: there is no record {name!r} in Redis; `paddock key list` shows them")
-    print(f"removed  {name}; no gateway takes it 3 seconds from now")
+    print(f"removed  {name}; no gateway takes it a second from now")
 
 
 async def _list(client: redis.asyncio.Redis, secret: str) -> None:

@@ -47,4 +47,4 @@ def _name_in(value: object) -> str:
 
 def _bounded(name: str) -> str:
     """Return the name without control characters and blanks around it, and no longer than it may be."""
-    return "".join(char for char in name.strip()[:MAX_CHARS] if char.isprintable())
+    return "".join(char for char in name.strip()[:MAX_CHARS] if char.isprintable()).strip()

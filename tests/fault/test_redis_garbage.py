@@ -148,7 +148,7 @@ async def test_a_gateway_that_runs_goes_on_and_says_what_it_left_out() -> None:
             name.spoil(admin(stack))
         await unharmed(stack, caller, [vital[0]], spoil=True)
         gateway = stack.gateways[0]
-        async with asyncio.timeout(30):  # the keys are read every three seconds, or later on a machine under load
+        async with asyncio.timeout(30):  # keys are read again three seconds later, or more on a machine under load
             while missing := await unread(caller, vital):
                 for name in missing:
                     name.spoil(admin(stack))  # what is set right before it is read is not counted

@@ -67,5 +67,5 @@ def test_the_scheme_is_that_of_the_caller() -> None:
 
 
 def test_what_is_no_network_is_told() -> None:
-    with pytest.raises(ProxiesInvalid, match="trusted_proxies.*10.0.0.0/99"):
+    with pytest.raises(ProxiesInvalid, match=r"trusted_proxies.*10\.0\.0\.0/99"):
         trusted_proxies("10.0.0.0/99")
