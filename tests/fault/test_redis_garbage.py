@@ -31,7 +31,7 @@ QUEUE_TIMEOUT_S = 15
 """Longer than it takes until a mark is gone that says without end that nothing is to be granted."""
 FLEET = ("pd:models", "pd:{model}:workers")
 """Without them a gateway that has just started knows no worker."""
-VITAL = ("pd:models", "pd:keys", "pd:gateways", "pd:{model}:workers", "pd:{model}:adapters")
+VITAL = ("pd:models", "pd:keys", "{pd:keys}:subjects", "pd:gateways", "pd:{model}:workers", "pd:{model}:adapters")
 """What every gateway reads again and again."""
 
 
@@ -76,7 +76,7 @@ class Name:
 
 def names() -> list[Name]:
     """Every key of the list, but for the channels."""
-    found = re.findall(r"^    (pd:\S+)\s+(set|hash|zset|string|stream)\s", keys.__doc__ or "", re.MULTILINE)
+    found = re.findall(r"^    (\{?pd:\S+)\s+(set|hash|zset|string|stream)\s", keys.__doc__ or "", re.MULTILINE)
     return [Name(pattern, kind) for pattern, kind in found]
 
 
