@@ -107,7 +107,9 @@ class IdentityProvider:
         client = {"issuer": self.issuer, "client_id": CLIENT_ID, "client_secret": self.secret}
         return client | {"name": "test", **more}
 
-    def token(self, key: SigningKey | None = None, headers: Mapping[str, object] | None = None, **claims: object) -> str:
+    def token(
+        self, key: SigningKey | None = None, headers: Mapping[str, object] | None = None, **claims: object
+    ) -> str:
         """A token that it signs for whoever `person` is; a claim that is None is left out."""
         key = key or self.keys[0]
         now = int(time.time())
