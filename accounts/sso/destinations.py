@@ -22,10 +22,10 @@ CHALLENGE = re.compile(r"[A-Za-z0-9_-]{43}")
 
 def checked_base(base: str) -> str:
     """Return scheme and host under which people reach the gateways. Raises Invalid if they are none."""
-    parts = urlsplit(base)
-    if parts.scheme not in ("http", "https") or not _AUTHORITY.fullmatch(parts.netloc):
+    scheme, _, authority = base.rstrip("/").partition("://")
+    if scheme not in ("http", "https") or not _AUTHORITY.fullmatch(authority):
         raise Invalid("The header `host` of this request names no host. Open the address in a browser.")
-    return f"{parts.scheme}://{parts.netloc}"
+    return f"{scheme}://{authority}"
 
 
 def checked_return(return_to: str, base: str, code_challenge: str) -> str:

@@ -194,6 +194,7 @@ DECLARED = (
         for method in ("GET", "POST")
     ),
     RouteRow("GET", "/spend/{path:path}", KEY, "accounts", "the same"),
+    RouteRow("POST", "/auth/logout", KEY, "accounts", "ends the session of a person who signed in"),
     *(
         RouteRow(method, "/auth/{path:path}", OPEN, "accounts", "single sign-on of people")
         for method in ("GET", "POST")

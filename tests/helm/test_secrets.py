@@ -110,7 +110,14 @@ def test_an_upgrade_makes_what_the_version_before_did_not_know(cluster: str) -> 
 def test_a_worker_is_told_no_secret_of_gateways_and_no_other_login() -> None:
     found = render({"secrets": {"existingSecret": "keys"}})
     told = json.dumps({name: pod for name, pod in pods(found).items() if name == "worker"})
-    for key in ("gateway-secret", "postgres-password", "redis-gateway-password", "redis-password", '"api-key"', "api-keys"):
+    for key in (
+        "gateway-secret",
+        "postgres-password",
+        "redis-gateway-password",
+        "redis-password",
+        '"api-key"',
+        "api-keys",
+    ):
         assert key not in told, key
     assert "redis-worker-password" in told
     assert "redis://paddock-worker:$(REDIS_PASSWORD)@" in told

@@ -24,7 +24,7 @@ RULES = [
     {"claim": "groups", "value": "llm-red", "team": "red"},
 ]
 LEEWAY_S = 2
-RED = {"groups": ["staff", "llm-red"]}
+RED: dict[str, Any] = {"groups": ["staff", "llm-red"]}
 TIMEOUT_S = 20
 ADDRESSES = loopback_addresses()
 """Each call is from another one: refusals of one address are slowed, which is tried elsewhere."""

@@ -18,7 +18,7 @@ class _From(HTTPAdapter):
         super().__init__()
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, source_address=(self._address, 0), **kwargs)  # type: ignore[no-untyped-call]
+        super().init_poolmanager(*args, source_address=(self._address, 0), **kwargs)
 
 
 def calling_from(address: str) -> requests.Session:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import quote
 
 import aiohttp
 from starlette.requests import Request
@@ -73,7 +74,9 @@ class AccountsRoute:
         body = await read_body(scope, receive, MAX_BODY_BYTES, remedy=BODY_REMEDY)
         headers = {name: value for name, value in request.headers.items() if name in PASSED_ON}
         headers[HEADER] = seal_caller(_caller(principal, request), self._secret)
-        url = self._base.with_path(scope["path"]).with_query(scope["query_string"].decode("latin-1"))
+        # The query is sent as it came: it is encoded already.
+        target = f"{quote(scope['path'])}?{scope['query_string'].decode('latin-1')}".removesuffix("?")
+        url = URL(f"{self._base.origin()}{target}", encoded=True)
         try:
             async with self._session.request(
                 request.method, url, data=body, headers=headers, allow_redirects=False

@@ -79,7 +79,7 @@ def test_an_address_under_which_people_come() -> None:
     assert checked_base("https://llm.example.com:8443/") == "https://llm.example.com:8443"
 
 
-@pytest.mark.parametrize("base", ["https://", "ftp://a", "https://a@b", 'https://a"b', "https://a b", "https://a,b"])
+@pytest.mark.parametrize("base", ["https://", "ftp://a", "https://a@b", 'https://a"b', "https://a b", "https://a/b"])
 def test_a_host_that_is_none(base: str) -> None:
     with pytest.raises(Invalid):
         checked_base(base)
