@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from accounts.sso.oauth import challenge_of
-from tests.security.sign_on_front import ANN, BOB, EVE, TIMEOUT_S, SignOnFront, sign_on_front
+from tests.support.sign_on_front import ANN, BOB, EVE, TIMEOUT_S, SignOnFront, sign_on_front
 from tests.support.browser import Browser
 from tests.support.identity_provider import ProviderCode
 from tests.support.loopback import calling_from

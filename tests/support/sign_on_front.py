@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import requests
@@ -67,12 +68,24 @@ class SignOnFront:
 
 
 @contextlib.contextmanager
-def sign_on_front(setting: dict[str, object] | None = None, **provider: object) -> Iterator[SignOnFront]:
-    """Start all of it. `setting`: more of the setting `oidc`; `provider`: more of the provider's entry in it."""
+def sign_on_front(
+    setting: dict[str, object] | None = None,
+    *,
+    others: Sequence[dict[str, object]] | None = (),
+    model: Path | None = None,
+    **provider: object,
+) -> Iterator[SignOnFront]:
+    """Start all of it. `setting`: more of the setting `oidc`; `provider`: more of the provider's entry in it; `others`:
+    further entries, None: no provider is named at all.
+
+    `model`: served by a true worker; by default a fake one answers."""
     with Stack() as stack, IdentityProvider(person=dict(ANN)) as identities:
         entry = identities.settings(**{"rules": RULES, **provider})
-        oidc = json.dumps({"providers": [entry], **(setting or {})})
-        stack.fake_worker("quick", "--step-ms", "2", "--tokens", "8")
+        oidc = "" if others is None else json.dumps({"providers": [entry, *others], **(setting or {})})
+        if model is None:
+            stack.fake_worker("quick", "--step-ms", "2", "--tokens", "8")
+        else:
+            stack.worker(model, "quick", slots=2)
         accounts = stack.accounts(oidc=oidc)
         gateway = stack.gateway(oidc=oidc, accounts_url=accounts.url)
         yield SignOnFront(gateway.url, identities, stack, gateway, accounts)
