@@ -39,7 +39,9 @@ def scope_of(peer: str | None, *forwarded: str, proto: str = "") -> Scope:
         (None, ["203.0.113.1"], ""),
     ],
 )
-def test_the_last_address_that_is_no_trusted_proxys_counts(peer: str | None, forwarded: list[str], address: str) -> None:
+def test_the_last_address_that_is_no_trusted_proxys_counts(
+    peer: str | None, forwarded: list[str], address: str
+) -> None:
     assert trusted_proxies(SETTING).address_of(scope_of(peer, *forwarded)) == address
 
 
