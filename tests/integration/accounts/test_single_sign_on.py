@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from sqlalchemy import func, select, update
 
 from accounts.access import records
-from accounts.access.changes import Changes
-from accounts.access.mirror import Adoption, PublishedLater
+from accounts.access.changes import Changes, PublishedLater
+from accounts.access.mirror import Adoption
 from accounts.access.records import KEY, TEAM, USER, Stored
 from accounts.access.rights import system
 from accounts.database.database import Database
