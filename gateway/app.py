@@ -340,7 +340,7 @@ def _handlers(
         "chat": calls.generate(chat, takes_media=True),
         "chat_input_tokens": calls.count_tokens(read_chat_prompt, INPUT_TOKENS),
         "completion": calls.generate(CompletionDialect()),
-        "embeddings": calls.pool(EmbeddingsDialect()),
+        "embeddings": calls.pool(EmbeddingsDialect(), takes_media=True),
         "rerank": calls.pool(RerankDialect()),
         "transcriptions": calls.generate(TranscriptionDialect("transcribe"), is_form=True),
         "translations": calls.generate(TranscriptionDialect("translate"), is_form=True),

@@ -102,7 +102,7 @@ DECLARED = (
         "prompts that are continued, streamed or whole",
         COMPLETIONS,
     ),
-    RouteRow("POST", "/v1/embeddings", KEY, "embeddings", "vectors of texts"),
+    RouteRow("POST", "/v1/embeddings", KEY, "embeddings", "vectors of texts, pictures and sounds"),
     RouteRow(
         "POST",
         "/v1/rerank",
@@ -175,7 +175,7 @@ DECLARED = (
         "/embedding",
         KEY,
         "native_embedding",
-        "vectors of texts, in llama-server's form",
+        "the same, in llama-server's form",
         NATIVE,
         aliases=("/embeddings",),
     ),

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import fields
 
-from chart_values.kinds import Schema
 from accounts.settings import AccountsSettings
+from chart_values.kinds import Schema
 from gateway.settings import GatewaySettings
 from workers.models import catalog
 from workers.models.spec import ModelSpec
