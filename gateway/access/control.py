@@ -16,8 +16,7 @@ from starlette.types import Scope
 
 from accounts.protocol.records import Role
 from gateway.access.brakes import Brakes
-from gateway.access.cookies import credential_of
-from gateway.access.keys import Keys, key_in
+from gateway.access.keys import Keys, credential_of, key_in
 from gateway.access.proxies import TrustedProxies
 from gateway.access.team_starts import TeamStarts
 from gateway.access.tokens import Tokens
