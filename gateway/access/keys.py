@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from http.cookies import CookieError, SimpleCookie
 from time import time
 
 from starlette.types import Scope
@@ -30,6 +29,7 @@ HEADERS = (AUTHORIZATION, b"x-api-key", b"api-key", b"x-goog-api-key")
 """Headers that may have the key, in order of precedence. The first has it behind `Bearer`."""
 _HEADERS = frozenset(HEADERS)
 SCHEME = b"bearer"
+_SECURE, _PLAIN = SECURE_COOKIE.encode(), PLAIN_COOKIE.encode()
 CONSOLE = "/admin/"
 """Beginning of the paths that any page may link to: GET changes nothing there."""
 
@@ -184,11 +184,8 @@ def _is_of_this_origin(scope: Scope, headers: dict[bytes, bytes]) -> bool:
 
 
 def _cookie(header: bytes) -> bytes:
-    if PLAIN_COOKIE.encode() not in header:
+    """Return the session cookie in a header `cookie`; empty: there is none."""
+    if _PLAIN not in header:
         return b""
-    try:
-        cookies = SimpleCookie(header.decode("latin-1"))
-    except CookieError:
-        return b""
-    found = cookies.get(SECURE_COOKIE) or cookies.get(PLAIN_COOKIE)
-    return found.value.encode("latin-1", "replace") if found is not None else b""
+    cookies = {name: value for name, _, value in (part.strip().partition(b"=") for part in header.split(b";"))}
+    return cookies.get(_SECURE) or cookies.get(_PLAIN, b"")

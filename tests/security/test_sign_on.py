@@ -283,6 +283,13 @@ def test_a_page_of_this_origin_may(front: SignOnFront, headers: dict[str, str]) 
     assert answer.status_code == 200, answer.text
 
 
+def test_odd_cookies_of_others_hide_no_session(front: SignOnFront) -> None:
+    key = front.signed_in(ANN).cookie("paddock")
+    for cookie in (f'other={{"a": 1}}; paddock={key}', f"x; =y;paddock={key}; z", f"__Host-paddock=; paddock={key}"):
+        answer = requests.get(f"{front.url}/admin/whoami", headers={"cookie": cookie}, timeout=TIMEOUT_S)
+        assert answer.status_code == 200, cookie
+
+
 def test_a_session_that_was_ended_is_over(front: SignOnFront) -> None:
     browser = front.signed_in(ANN)
     key = browser.cookie("paddock")
