@@ -15,7 +15,8 @@ PaddockError                     status  type
 │   └── UnsupportedParameter     400       code unsupported_parameter
 ├── AuthenticationFailed         401     authentication_error
 │   ├── KeyMissing               401     code invalid_api_key
-│   └── KeyExpired               401     code expired_api_key
+│   ├── KeyExpired               401     code expired_api_key
+│   └── TokenNotAccepted         401     code token_not_accepted
 ├── PermissionDenied             403     permission_error
 │   ├── KeyBlocked               403     code blocked
 │   ├── NetworkNotAllowed        403     code network_not_allowed
@@ -37,6 +38,7 @@ PaddockError                     status  type
 │   ├── QueueTimeout             503       code queue_timeout
 │   ├── StoreUnavailable         503       code store_unavailable
 │   ├── AccountsUnavailable      503       code accounts_unavailable
+│   ├── ProviderUnavailable      503       code provider_unavailable
 │   ├── RequestTimeout           503       code request_timeout
 │   ├── NoWorker                 503       code no_worker
 │   ├── Unsuited                 503       code unsuited
@@ -179,6 +181,12 @@ class KeyExpired(AuthenticationFailed):
     code = "expired_api_key"
 
 
+class TokenNotAccepted(AuthenticationFailed):
+    """The token is its provider's, but has expired, is for somebody else, or names no user."""
+
+    code = "token_not_accepted"
+
+
 class PermissionDenied(PaddockError):
     status = 403
     type = "permission_error"
@@ -302,6 +310,12 @@ class StoreUnavailable(Unavailable):
 
 class AccountsUnavailable(Unavailable):
     code = "accounts_unavailable"
+
+
+class ProviderUnavailable(Unavailable):
+    """The keys of an identity provider were never fetched: its tokens can't be verified."""
+
+    code = "provider_unavailable"
 
 
 class RequestTimeout(Unavailable):

@@ -27,6 +27,7 @@ import uvloop
 from redis.exceptions import RedisError
 
 from accounts.protocol.records import KeysInvalid
+from accounts.protocol.sign_on import SignOnInvalid
 from gateway import __version__
 from gateway.access.proxies import ProxiesInvalid
 from gateway.api.http.websocket_protocol import WebSocketProtocol, connection_bounds, refusal_body
@@ -352,7 +353,7 @@ async def _wait_for_redis(client: redis.asyncio.Redis, wait_s: float, stop: asyn
 async def _built(settings: GatewaySettings, client: redis.asyncio.Redis, tracer: Tracer) -> App:
     try:
         return await build(settings, client, tracer)
-    except (CatalogError, KeysInvalid, ProxiesInvalid) as error:
+    except (CatalogError, KeysInvalid, ProxiesInvalid, SignOnInvalid) as error:
         raise CannotStart(Exit.USAGE, str(error)) from None
     except OSError as error:
         line = f"the state folder {settings.state_dir} can't be used: {error.strerror}; choose another with --state-dir"

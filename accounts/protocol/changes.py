@@ -19,6 +19,19 @@ KEY = "key:"
 """Begins the member of `keys.ACCESS_CHANGES` for a key; a subject's is its field in `keys.ACCESS_SUBJECTS`."""
 
 
+class Move(NamedTuple):
+    """A step of `keys.ACCESS_POSITION`, by which services that publish the same database do not undo each other."""
+
+    before: str
+    """The changes are made only if this is the position; empty: there is none."""
+    after: str
+
+
+NO_MOVE = Move("", "")
+STALE = -1
+"""Answer of a command whose move is not from the position that Redis has: nothing was changed."""
+
+
 class Change(NamedTuple):
     """A change of one record."""
 
@@ -50,16 +63,17 @@ def member_of(record: AccessRecord | SubjectRecord) -> str:
     return KEY + record.name if isinstance(record, AccessRecord) else subject_field(record)
 
 
-def command(changes: Sequence[Change]) -> tuple[str | int | bytes, ...]:
+def command(changes: Sequence[Change], move: Move = NO_MOVE) -> tuple[str | int | bytes, ...]:
     """Return the Redis command, for `execute_command`, that makes all the changes or, if it fails, none that lacks its
     version.
 
-    Its answer is a list with 1 for each change, or 0 where everything was so already. It may be sent twice. Raises
-    ValueError if there are more than MAX_CHANGES."""
+    Its answer is a list with 1 for each change, or 0 where everything was so already; or STALE. Without a move it may
+    be sent twice. Raises ValueError if there are more than MAX_CHANGES."""
     if len(changes) > MAX_CHANGES:
         raise ValueError(f"{len(changes)} changes are more than {MAX_CHANGES}, which one command may make")
     arguments = [item for change in changes for item in change]
-    return "EVAL", _script(), 3, keys.ACCESS_KEYS, keys.ACCESS_SUBJECTS, keys.ACCESS_CHANGES, *arguments
+    names = keys.ACCESS_KEYS, keys.ACCESS_SUBJECTS, keys.ACCESS_CHANGES, keys.ACCESS_POSITION
+    return "EVAL", _script(), len(names), *names, *move, *arguments
 
 
 @cache

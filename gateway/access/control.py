@@ -16,12 +16,20 @@ from starlette.types import Scope
 
 from accounts.protocol.records import Role
 from gateway.access.brakes import Brakes
-from gateway.access.keys import Keys, key_in
+from gateway.access.keys import Keys, credential_of, key_in
 from gateway.access.proxies import TrustedProxies
 from gateway.access.team_starts import TeamStarts
+from gateway.access.tokens import Tokens
 from gateway.back_pressure import too_many_requests
 from gateway.call import Principal
-from gateway.errors import AuthenticationFailed, KeyBlocked, KeyMissing, PermissionDenied, RoleNotAllowed
+from gateway.errors import (
+    AuthenticationFailed,
+    KeyBlocked,
+    KeyMissing,
+    PermissionDenied,
+    RoleNotAllowed,
+    TokenNotAccepted,
+)
 from gateway.telemetry.end_user import EndUser
 from gateway.telemetry.request_log import RequestLog
 
@@ -73,22 +81,25 @@ class AccessControl:
         proxies: TrustedProxies | None = None,
         brakes: Brakes | None = None,
         failed: Callable[[str], None] = _ignore,
+        people: Tokens | None = None,
     ) -> None:
         """`most_per_key`: maximum requests of one key under way; more are refused. `tokens`: path -> route's token.
-        `failed` is called for each request that is refused for its key, with the error's code, or `missing`."""
+        `failed` is called for each request that is refused for its key, with the error's code, or `missing`.
+        `people` authenticates tokens of identity providers; None: there are none."""
         self._keys = keys
         self._most_per_key = most_per_key
         self._tokens = tokens or {}
         self.proxies = proxies or TrustedProxies()
         self._brakes = brakes or Brakes()
         self._failed = failed
+        self._people = people
         self._under_way: Counter[str] = Counter()
         self.starts = TeamStarts()
 
     def authenticate(self, scope: Scope) -> Principal:
-        """Return the holder of the API key in the headers.
+        """Return the holder of the API key, token or session cookie in the headers.
 
-        Raises AuthenticationFailed, PermissionDenied (also if the key is for metrics only)."""
+        Raises AuthenticationFailed, PermissionDenied (also if the key is for metrics only), ProviderUnavailable."""
         principal = self._known_holder(scope)
         if principal.role == METRICS:
             raise RoleNotAllowed(
@@ -100,13 +111,15 @@ class AccessControl:
         """Return the request's caller. If that takes an API key, note the caller in the request's log, and wait until
         the request may begin. Call `end` when the request is over, even if this raised an error.
 
-        Raises AuthenticationFailed, PermissionDenied, TooManyRequests, TooManyFailures."""
+        Raises AuthenticationFailed, PermissionDenied, ProviderUnavailable, TooManyRequests, TooManyFailures."""
         try:
             if access is not KEY:
                 if (token := self._tokens.get(scope["path"])) is not None:
                     return self._holder_for(scope, token)
                 if access is OPEN:
                     return NOBODY
+            if self._people is not None and (key := credential_of(scope)) is not None:
+                await self._people.prepare(key)
             principal = self.authenticate(scope)
         except (AuthenticationFailed, PermissionDenied) as error:
             await self._refused(scope, request_log, error)
@@ -138,7 +151,11 @@ class AccessControl:
         self._under_way[key_id] += 1
 
     def _known_holder(self, scope: Scope) -> Principal:
-        principal = self._keys.authenticate(scope["headers"], partial(self.proxies.address_of, scope))
+        key = credential_of(scope)
+        if self._people is not None and key is not None and self._people.takes(key):
+            principal = self._people.authenticate(key)
+        else:
+            principal = self._keys.holder_of(key, partial(self.proxies.address_of, scope))
         if principal.blocked:
             raise KeyBlocked(f"{principal.blocked} is blocked, and so is this caller. Ask whoever runs this gateway.")
         return principal
@@ -159,7 +176,7 @@ class AccessControl:
         """Note a refusal, with the key's name if it is known; if not, slow down whoever tries keys.
 
         Raises TooManyFailures."""
-        key = None if isinstance(error, KeyMissing) else key_in(scope["headers"])
+        key = None if isinstance(error, KeyMissing) else credential_of(scope)
         if key is None:
             self._failed(MISSING)
             return
@@ -167,6 +184,8 @@ class AccessControl:
         if (principal := self._keys.known(key)) is not None:
             request_log.asked_by(principal)
             return
+        if isinstance(error, TokenNotAccepted | PermissionDenied):
+            return  # a provider has signed the token: nobody tries keys
         address = self.proxies.address_of(scope)
         if delay_s := self._brakes.failed(address):
             request_log.closes = True  # the next try takes a connection of its own

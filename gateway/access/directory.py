@@ -65,6 +65,10 @@ class Directory:
         """Return the subject that counts for all calls of a model name; None: the name has no limits."""
         return self._aliases.get(name)
 
+    def user(self, name: str) -> UserRecord | None:
+        """Return the record of a user; None: there is none."""
+        return self._users.get(name)
+
     def principal(self, record: AccessRecord) -> Principal:
         """Return the holder of the key."""
         team = self._teams.get(record.team) or TeamRecord(name=record.team)

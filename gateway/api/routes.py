@@ -23,6 +23,8 @@ from gateway.call import Principal
 from gateway.errors import MethodNotAllowed, NotFound
 from workers.protocol.control import DRAIN_PATH
 
+SIGN_ON = "/auth/"
+"""Beginning of the paths by which people sign in and out."""
 VERSION_HEADER = b"anthropic-version"
 """The header that every request of Anthropic's API has."""
 
@@ -59,7 +61,9 @@ class RouteRow(NamedTuple):
     def is_for_admins(self) -> bool:
         """Whether the route is answered on the port for admins only, if there is one. A drain has a token of its own,
         and signing in is for everybody."""
-        return (self.access is ADMIN and self.path != DRAIN_PATH) or (self.access is KEY and self.name == "accounts")
+        if self.path == DRAIN_PATH or self.path.startswith(SIGN_ON):
+            return False
+        return self.access is ADMIN or (self.access is KEY and self.name == "accounts")
 
     @property
     def shown_path(self) -> str:
@@ -200,6 +204,7 @@ DECLARED = (
         for method in ("GET", "POST")
     ),
     RouteRow("GET", "/spend/{path:path}", KEY, "accounts", "the same"),
+    RouteRow("POST", "/auth/logout", KEY, "accounts", "ends the session of a person who signed in"),
     *(
         RouteRow(method, "/auth/{path:path}", OPEN, "accounts", "single sign-on of people")
         for method in ("GET", "POST")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import quote
 
 import aiohttp
 from starlette.requests import Request
@@ -29,7 +30,12 @@ TIMEOUT_S, CONNECT_S = 60.0, 5.0
 """Maximum seconds between two pieces of an answer, and for connecting."""
 PASSED_ON = frozenset({"accept", "content-type", "cookie", "idempotency-key"})
 """Request headers that the accounts service gets."""
-PASSED_BACK = frozenset({"content-type", "content-disposition", "content-length", "location", "retry-after"})
+PASSED_BACK = frozenset(
+    {
+        *("content-type", "content-disposition", "content-length", "location", "retry-after"),
+        *("cache-control", "content-security-policy", "referrer-policy", "x-content-type-options"),
+    }
+)
 """Headers of its answers that callers get; `set-cookie` as well."""
 UNIX = "unix:"
 
@@ -51,7 +57,11 @@ class AccountsRoute:
         """Hold the connections to the accounts service for the length of the block."""
         connector = aiohttp.UnixConnector(self._path) if self._path else aiohttp.TCPConnector()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=TIMEOUT_S)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+        # Cookies are the callers': one kept here would go out with the requests of all others.
+        jar = aiohttp.DummyCookieJar()
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=jar
+        ) as session:
             self._session = session
             yield
 
@@ -66,7 +76,9 @@ class AccountsRoute:
         body = await read_body(scope, receive, MAX_BODY_BYTES, remedy=BODY_REMEDY)
         headers = {name: value for name, value in request.headers.items() if name in PASSED_ON}
         headers[HEADER] = seal_caller(self._caller(principal, request), self._secret)
-        url = self._base.with_path(scope["path"]).with_query(scope["query_string"].decode("latin-1"))
+        # The query is sent as it came: it is encoded already.
+        target = f"{quote(scope['path'])}?{scope['query_string'].decode('latin-1')}".removesuffix("?")
+        url = URL(f"{self._base.origin()}{target}", encoded=True)
         try:
             async with self._session.request(
                 request.method, url, data=body, headers=headers, allow_redirects=False
@@ -80,7 +92,7 @@ class AccountsRoute:
     def _caller(self, principal: Principal, request: Request) -> Caller:
         known = bool(principal.key_id)
         return Caller(
-            key=principal.key_id,
+            key="" if principal.by_token else principal.key_id,
             user=principal.user,
             team=principal.team,
             organisation=principal.organisation if known else "",
