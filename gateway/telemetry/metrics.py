@@ -117,6 +117,7 @@ AUTHENTICATION_FAILURES = (
     "missing",
     "invalid_api_key",
     "expired_api_key",
+    "token_not_accepted",
     "blocked",
     "network_not_allowed",
     "role_not_allowed",
