@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
@@ -31,8 +30,8 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from accounts.protocol import changes
+from accounts.protocol.key_format import new_key
 from accounts.protocol.records import FIRST_KEY_NAME, AccessRecord, digest, open_record, seal_record
-from gateway.access.first_key import NUM_RANDOM_BYTES, PREFIX
 from gateway.settings import UpSettings
 from gateway.store.client import connect
 from workers import secret_file, sources
@@ -111,7 +110,7 @@ def _make_key(options: Namespace) -> tuple[str, AccessRecord]:
     """Return a key and its record. The key is empty if `--sha256` gives only its hash. Raises _Unusable."""
     if options.name == FIRST_KEY_NAME:
         raise _Unusable(f"key: {FIRST_KEY_NAME!r} is the name of the first key; preset that with PADDOCK_API_KEY")
-    key = "" if options.sha256 else PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
+    key = "" if options.sha256 else new_key()
     given = {"team": options.team, "aliases": options.alias, "weight": options.weight, "admin": options.admin or None}
     try:
         more = json.loads(options.fields)
