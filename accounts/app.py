@@ -11,11 +11,15 @@ from typing import Protocol
 import redis.asyncio
 from starlette.types import ASGIApp
 
+from accounts.access.changes import Changes
+from accounts.access.mirror import Adoption, Mirror
+from accounts.access.publisher import Publisher
 from accounts.api.api import WHOAMI, build_api
 from accounts.database.database import Database, open_database
 from accounts.database.upgrade import SchemaKeeper
 from accounts.ledger.writer import LedgerWriter
 from accounts.settings import AccountsSettings
+from accounts.sso.routes import sign_on_part
 from workers import secret_file
 
 
@@ -55,5 +59,9 @@ def build(settings: AccountsSettings, redis: redis.asyncio.Redis) -> Accounts:
     """Build an accounts service. Raises DatabaseUnusable, OSError (the state folder can't be written)."""
     secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
     database = open_database(settings.database_url, settings.state_dir)
-    parts = (LedgerWriter(redis, database),)
-    return Accounts(build_api((WHOAMI,), secret), database, SchemaKeeper(database), parts)
+    mirror, adoption = Mirror(database, secret), Adoption(database, secret)
+    publisher = Publisher(redis, mirror, adoption)
+    sign_on = sign_on_part(Providers(read_sign_on(settings.oidc)), Changes(database, publisher))
+    upgrade(database)
+    adoption.prepare()
+    return Accounts(build_api((WHOAMI, *sign_on.rows), secret), database, (publisher, sign_on))

@@ -202,6 +202,7 @@ class Stack:
             if process.popen.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{process.name} ended with {process.popen.poll()}:\n{process.text()[-3000:]}")
             time.sleep(0.02)
+        process.url = self.accounts_url
         return process
 
     @property
