@@ -19,17 +19,16 @@ from sqlalchemy import (
     Connection,
     FromClause,
     Select,
-    Subquery,
     Table,
     and_,
     func,
     literal,
     select,
     tuple_,
-    union_all,
 )
 from sqlalchemy import cast as cast_to
 
+from accounts.database.database import united
 from accounts.database.schema import usage_days, usage_end_users, usage_hours, usage_months
 from accounts.errors import Invalid
 from accounts.usage.query import Calls
@@ -86,10 +85,12 @@ def summarise(
     """Return the sums of calls, at most `limit` groups after a group. `calls` has a begin. Raises Invalid."""
     begins_at, ends_at = int(calls.begins_at or 0), int(-(-(calls.ends_at or now) // 1))
     pieces = _pieces(calls, groups, begins_at, ends_at, now)
-    parts = all_of([_part(piece, calls, groups) for piece in pieces])
+    selected = [_part(piece, calls, groups) for piece in pieces]
+    parts = united(selected).subquery()
     keys = [parts.c[name] for name in groups]
     sums = [cast_to(func.coalesce(func.sum(parts.c[name]), 0), BigInteger).label(name) for name in SUMS]
-    asked = select(*keys, *sums).group_by(*keys).order_by(*keys).limit(limit + 1)
+    columns: list[ColumnElement[Any]] = [*keys, *sums]
+    asked = select(*columns).group_by(*keys).order_by(*keys).limit(limit + 1)
     if after is not None and keys:
         asked = asked.where(tuple_(*keys) > after)
     names = (*groups, *SUMS)
@@ -149,13 +150,6 @@ def month_end(at: int) -> int:
     """Return the first begin of a month (UTC) that is not before a moment."""
     begin = month_begin(at)
     return begin if begin == at else month_begin(begin + 31 * DAY_S)
-
-
-def all_of(parts: Sequence[Select[Any]]) -> Subquery:
-    """Return the rows of several queries as one table."""
-    if len(parts) == 1:
-        return parts[0].subquery()
-    return union_all(*parts).subquery()
 
 
 def _part(piece: Piece, calls: Calls, groups: Sequence[str]) -> Select[Any]:
