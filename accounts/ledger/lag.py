@@ -39,7 +39,8 @@ class LedgerLag:
             await asyncio.sleep(LOOK_S)
 
     def show_counts(self) -> None:
-        """Add what the writer has done since the last call."""
+        """Add what the writer has done since the last call. Call it on the event loop, at a scrape."""
+        self._metrics.process.count_tasks()
         now, shown = self._counts, self._shown
         added: tuple[tuple[Callable[[float], None], int], ...] = (
             (self._metrics.records_written.inc, now.num_written - shown.num_written),
