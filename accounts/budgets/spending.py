@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, cast, func, select, union_all
+from sqlalchemy import BigInteger, Connection, cast, func, select
 
+from accounts.database.database import united
 from accounts.database.schema import usage, usage_hours
 from accounts.protocol.periods import Span
 from accounts.protocol.records import SubjectKind
@@ -51,7 +52,7 @@ def _read(
 ) -> Iterator[tuple[str, Spending]]:
     selected = [_of_piece(piece, kind, names) for piece in _whole_pieces(kind, span)]
     selected += [_of_calls(begin, end, kind, names) for begin, end in _parts_of_hours(span)]
-    parts = (union_all(*selected) if len(selected) > 1 else selected[0]).subquery()
+    parts = united(selected).subquery()
     sums = (cast(func.sum(column), BigInteger) for column in (parts.c.num_tokens, parts.c.cost_nano))
     for row in connection.execute(select(parts.c.subject, *sums).group_by(parts.c.subject)):
         yield str(row[0]), Spending(int(row[1]), int(row[2]))

@@ -35,7 +35,7 @@ INDEXED = ("request_id", "key", "user", "end_user", "team", "alias", "model")
 
 
 ORDER = (usage.c.ended_at, usage.c.id)
-NOTHING = literal_column("''")
+NOTHING: ColumnElement[str] = literal_column("''")
 
 
 class Place(NamedTuple):

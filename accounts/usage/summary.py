@@ -12,9 +12,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Connection, FromClause, Table, func, literal, select, tuple_, union_all
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    FromClause,
+    Table,
+    func,
+    literal,
+    select,
+    tuple_,
+)
 from sqlalchemy import cast as cast_to
 
+from accounts.database.database import united
 from accounts.database.schema import usage_days, usage_end_users, usage_hours, usage_months
 from accounts.errors import Invalid
 from accounts.usage.query import Calls
@@ -70,10 +82,11 @@ def summarise(
     begins_at, ends_at = int(calls.begins_at or 0), int(-(-(calls.ends_at or now) // 1))
     pieces = _pieces(calls, groups, begins_at, ends_at, now)
     selected = [_part(piece, calls, groups) for piece in pieces]
-    parts = (union_all(*selected) if len(selected) > 1 else selected[0]).subquery()
+    parts = united(selected).subquery()
     keys = [parts.c[name] for name in groups]
     sums = [cast_to(func.coalesce(func.sum(parts.c[name]), 0), BigInteger).label(name) for name in SUMS]
-    asked = select(*keys, *sums).group_by(*keys).order_by(*keys).limit(limit + 1)
+    columns: list[ColumnElement[Any]] = [*keys, *sums]
+    asked = select(*columns).group_by(*keys).order_by(*keys).limit(limit + 1)
     if after is not None and keys:
         asked = asked.where(tuple_(*keys) > after)
     names = (*groups, *SUMS)

@@ -114,6 +114,15 @@ LEASE_ENDS = VOID, CROWDED, EXPIRED = "void", "crowded", "expired"
 """Causes why a lease can end before its call does."""
 USAGE_KINDS = ("kept", "held", "dropped", "cut")
 REFUSED_KINDS = ("record", "news")
+AUTHENTICATION_FAILURES = (
+    "missing",
+    "invalid_api_key",
+    "expired_api_key",
+    "token_not_accepted",
+    "blocked",
+    "network_not_allowed",
+    "role_not_allowed",
+)
 BEYOND_REASONS = ("address", "all", "descriptors")
 
 
@@ -159,6 +168,8 @@ class Metrics:
             self.unreadable.labels(name.value)
         for reason in BEYOND_REASONS:
             self.beyond.labels(reason)
+        for reason in AUTHENTICATION_FAILURES:
+            self.failed_authentications.labels(reason)
 
     def _declare_requests(self, requests: Group) -> None:
         self.requests = requests.counter(
@@ -174,6 +185,13 @@ class Metrics:
             "`caller`, `policy` (a bound that an operator has set), `worker`, `gateway` (its Redis included)",
             ("model", "who", "code"),
             When.ENDED,
+        )
+        self.failed_authentications = requests.counter(
+            "paddock_failed_authentications_total",
+            "requests that were refused for their API key, by `reason`: it is `missing`, or the error's code "
+            "(`invalid_api_key` is one that is not known, or no valid token)",
+            ("reason",),
+            When.HAPPENS,
         )
         self.in_flight = requests.gauge(
             "paddock_requests_in_flight",

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gateway.call import Principal
 from gateway.telemetry.answer_log import UNRECORDED, AnswerLog, QueuePosition, TraceRecorder
+from gateway.telemetry.end_user import EndUser
 from workers.protocol.events import Usage
 
 MAX_NAMES = 16
@@ -26,20 +27,24 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 class Ignored:
     """The parameters of one request that are ignored: accepted, but without effect."""
 
-    __slots__ = ("_known", "_names", "_num_more", "_unknown", "refuses")
+    __slots__ = ("_known", "_names", "_num_more", "_unknown", "end_user", "refuses")
 
     def __init__(self, *, refuses: bool = False) -> None:
         """`refuses`: whether to refuse unknown parameters and, if their value asks for an effect, known ones that have
         no effect here. Otherwise both are ignored."""
         self.refuses = refuses
+        self.end_user: EndUser | None = None
+        """Reads the end user from parameters that are ignored otherwise; None: the key may not name one."""
         self._names: dict[str, None] = {}
         self._known: set[str] = set()
         self._unknown = False
         self._num_more = 0
 
     def another(self) -> Ignored:
-        """Return an empty `Ignored` for another request, with the same `refuses`."""
-        return Ignored(refuses=self.refuses)
+        """Return an empty `Ignored` for another request on the same WebSocket."""
+        made = Ignored(refuses=self.refuses)
+        made.end_user = None if self.end_user is None else self.end_user.another()
+        return made
 
     def note(self, name: str) -> None:
         """Note an ignored parameter whose name Paddock knows, from a dialect's table or the class of a body."""
@@ -167,6 +172,12 @@ class RequestLog:
     def __post_init__(self) -> None:
         self.answer = AnswerLog(self.trace, self.explains)
         self.answers = [self.answer]
+
+    @property
+    def end_user(self) -> str:
+        """Whoever uses the caller's program, as a key says that is trusted to name them; empty: nobody is named. No log
+        line has it."""
+        return "" if self.ignored.end_user is None else self.ignored.end_user.name
 
     def asked_by(self, principal: Principal) -> None:
         self.team, self.key_id = principal.team, principal.key_id
