@@ -42,7 +42,7 @@ from gateway.usage.recorder import UsageRecorder
 from gateway.usage.usage import open_usage
 from tests.support.postgres import PostgresServer
 from tests.support.redis_server import RedisServer
-from workers.protocol.events import Started, Text, Usage
+from workers.protocol.events import CallEvent, Started, Text, Usage
 from workers.protocol.heartbeat import WorkerAddress
 
 CALLS, TOKENS = 20_000, 200_000
@@ -113,8 +113,9 @@ def written_us(recorder: UsageRecorder | None) -> float:
         request_log.meter = recorder.begin(call_of(request_log), request_log)
     partial_usage, note_written = PartialUsage(request_log), request_log.meter.note_written
     partial_usage.add(0, [Started(1, 0, 900, 700)])
-    events, out = [Text(1, "word ")], []
-    written: Callable[[bytes], None] = out.append
+    events: list[CallEvent] = [Text(1, "word ")]
+    out: list[bytes] = []
+    written = out.append
     began = time.thread_time()
     for number in range(TOKENS):
         partial_usage.add(0, events)
