@@ -139,8 +139,9 @@ class CallHandlers:
                     body.hold_at_least(before + answer_bytes(num_bytes, width))
 
                 async with until_disconnect(receive):
-                    result = await self.pipeline.pool(call, asked.request, request_log.answer, hold)
-                    request_log.usage = Usage(sum(result.num_tokens), 0, 0)
+                    async with self.pipeline.permitted(call, asked.request, request_log) as permitted:
+                        result = await self.pipeline.pool(permitted, asked.request, request_log.answer, hold)
+                        request_log.usage = Usage(sum(result.num_tokens), 0, 0)
                     hold(len(result.vectors), result.width)
                     await send_parts(send, dialect.parts(asked, call, result), JSON, request_log)
 

@@ -70,6 +70,16 @@ class Ignored:
             self._num_more += 1
 
 
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """What is left of one limit per minute, of the subject that has the least left."""
+
+    limit: int
+    remaining: int
+    reset_s: float
+    """Seconds until nothing counts any more if no further call comes."""
+
+
 MAX_PATH_CHARS = 512
 """Maximum characters of a path in a log line; the rest is cut, so that callers without a key can't fill the log."""
 
@@ -115,6 +125,10 @@ class RequestLog:
     answer: AnswerLog = field(init=False)
     """The log that headers, log line and metrics are made from: that of the answer that began first; until an answer
     has begun, the first in `answers`."""
+
+    requests_left: Headroom | None = None
+    tokens_left: Headroom | None = None
+    """What is left of the caller's limits per minute; None: it has none, or was not asked for."""
 
     first_token_at: float | None = None
     usage: Usage | None = None
