@@ -8,9 +8,10 @@ async with pipeline.answer(call, request, answer_log) as answer:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace as replace_call
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -55,6 +56,22 @@ class Pipeline:
         """End every call under way with an error that is sent to its client."""
         for cutoff in self._under_way:
             cutoff.cut(stopped())
+
+    async def permit_ahead(
+        self, call: Call, asked: Sequence[GenerateRequest], request_log: RequestLog
+    ) -> tuple[Call, Callable[[], None]]:
+        """Return the permitted call, for one that is answered before it is computed, and what must be called when the
+        call is over. Raises RateLimited, StoreUnavailable."""
+        reservation = None if self._rate_limits is None else self._rate_limits.reserve(call, asked, request_log)
+        if self._rate_limits is None or reservation is None:
+            return call, _end_nothing
+        end = partial(self._rate_limits.end, reservation)
+        try:
+            await reservation.granted()
+        except BaseException:
+            end()
+            raise
+        return replace_call(call, permit=reservation), end
 
     @asynccontextmanager
     async def permitted(
@@ -101,6 +118,10 @@ class Pipeline:
             call.permit.unwatch(cutoff.cut)
             self._under_way.discard(cutoff)
             heard.ends()
+
+
+def _end_nothing() -> None:
+    """Do nothing at the end of a call without limits."""
 
 
 def _bounded(request: GenerateRequest, call: Call, answer_log: AnswerLog) -> GenerateRequest:

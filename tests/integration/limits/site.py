@@ -16,7 +16,8 @@ import aiohttp
 from accounts.protocol.records import Limits, digest, encode_record
 from tests.support.stack import Process, Stack
 
-MODEL = "fake"
+MODEL, SLOW = "fake", "slow"
+"""Models: of one the answers end at once, of the other never."""
 KEY = "pk-limited-0123456789abcdef"
 
 
@@ -45,11 +46,12 @@ def site(
     keys = limits if isinstance(limits, Mapping) else {KEY: limits}
     with Stack() as stack:
         stack.fake_worker(MODEL, "--step-ms", "1", "--tokens", "4", *worker, slots=slots)
+        stack.fake_worker(SLOW, "--step-ms", "20", "--tokens", "100000", slots=slots)
         for _ in range(gateways):
             stack.gateway(api_keys=key_setting(keys), wait=False)
         for gateway in stack.gateways:
             stack.wait_until_ready(gateway)
-            stack.wait_until_listed(gateway, MODEL)
+            stack.wait_until_listed(gateway, MODEL, SLOW)
         yield stack
 
 
@@ -90,15 +92,13 @@ class Crowd:
 
     async def run(self, seconds: float) -> None:
         began, number = time.monotonic(), 0
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=30)
-        ) as session:
-            async with asyncio.TaskGroup() as tasks:
-                while (passed := time.monotonic() - began) < seconds:
-                    while number < passed * self.per_s:
-                        tasks.create_task(self._one(session, self.gateways[number % len(self.gateways)]))
-                        number += 1
-                    await asyncio.sleep(0.01)
+        connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=30)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+            while (passed := time.monotonic() - began) < seconds:
+                while number < passed * self.per_s:
+                    tasks.create_task(self._one(session, self.gateways[number % len(self.gateways)]))
+                    number += 1
+                await asyncio.sleep(0.01)
 
     async def _one(self, session: aiohttp.ClientSession, gateway: Process) -> None:
         sent_at = time.monotonic()
