@@ -12,6 +12,8 @@ from accounts.protocol.records import Period
 DAY, MONTH = "d", "m"
 """Fields of the counters of tokens per day and per month, which are those of UTC."""
 
+QUARTER_S = 900
+
 log = logging.getLogger(__name__)
 
 
@@ -27,9 +29,16 @@ def zone_of(name: str) -> tzinfo:
         return UTC
 
 
-def period_at(period: Period, zone: tzinfo, at: float) -> tuple[int, int]:
+def period_at(period: Period, zone_name: str, at: float) -> tuple[int, int]:
     """Return when the period around the unix time `at` begins and ends, in unix seconds. Weeks begin on Monday."""
-    day = datetime.fromtimestamp(at, zone).date()
+    return _period_at(period, zone_name, int(at // QUARTER_S))
+
+
+@lru_cache(maxsize=1024)
+def _period_at(period: Period, zone_name: str, quarter: int) -> tuple[int, int]:
+    """Return the period around a quarter of an hour, numbered since 1970: days begin at one in every time zone."""
+    zone = zone_of(zone_name)
+    day = datetime.fromtimestamp(quarter * QUARTER_S, zone).date()
     match period:
         case "day":
             first, last = day, day + timedelta(days=1)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC
 
 from accounts.protocol.records import Budget
 from gateway.call import Principal, Subject
 from gateway.limits.cost import NANO
-from gateway.limits.periods import DAY, MONTH, period_at, zone_of
+from gateway.limits.periods import DAY, MONTH, period_at
 from gateway.store.packed import packed_team
 
 Argument = str | int
@@ -111,7 +110,7 @@ def plan_of(principal: Principal, alias: Subject | None, at: float) -> Plan | No
     subjects = principal.subjects if alias is None else (*principal.subjects, alias)
     if not subjects:
         return None
-    day, month = period_at("day", UTC, at), period_at("month", UTC, at)
+    day, month = period_at("day", "UTC", at), period_at("month", "UTC", at)
     counted = tuple(_subject_plan(each, day, month, at) for each in subjects if _is_counted(each))
     arguments: list[Argument] = [day[0], month[0]]
     for one in counted:
@@ -143,7 +142,7 @@ def _is_counted(subject: Subject) -> bool:
 def _subject_plan(subject: Subject, day: tuple[int, int], month: tuple[int, int], at: float) -> SubjectPlan:
     budgets = dict[str, BudgetPlan]()
     for budget in subject.limits.budgets:
-        plan = BudgetPlan(budget, *period_at(budget.period, zone_of(budget.time_zone), at))
+        plan = BudgetPlan(budget, *period_at(budget.period, budget.time_zone, at))
         kept = budgets.get(plan.field)
         if kept is None or 0 < plan.most_nano < (kept.most_nano or plan.most_nano + 1):
             budgets[plan.field] = plan  # of several with the same periods, the least refuses

@@ -49,6 +49,10 @@ while ARGV[at] do
   local s = {key = key, at = at, budgets = budgets, w = w, calls = calls_of(read[2]), money = {}}
   s.day, s.day_begin = period_of(read[3], ARGV[6])
   s.month, s.month_begin = period_of(read[4], ARGV[7])
+  s.has_periods = budgets > 0 or ARGV[at + 3] ~= "0" or ARGV[at + 4] ~= "0"
+  -- Its lifetime is set when it is made, in each period, and with each new tick.
+  s.is_new = s.day == 0 and ARGV[at + 3] ~= "0" or s.month == 0 and ARGV[at + 4] ~= "0"
+      or s.calls == 0 and ARGV[at + 5] ~= "0" or not (read[1] or read[2] or read[3] or read[4])
   local place = #subjects + 1
   subjects[place] = s
   local limit = tonumber(ARGV[at + 1])
@@ -66,6 +70,7 @@ while ARGV[at] do
   for b = 1, budgets do
     local spent, begin = period_of(read[4 + b], ARGV[at + 5 + 3 * b])
     s.money[b] = {spent, begin}
+    s.is_new = s.is_new or spent == 0
     limit = tonumber(ARGV[at + 6 + 3 * b])
     if limit > 0 and (spent >= limit or spent + cost > limit) then refuse(place, 5 + b, spent, 0) end
   end
@@ -74,33 +79,32 @@ end
 
 local function take(s)
   local sets, w = {}, s.w
-  local first, ttl = s.at, 0
+  local first, ttl = s.at, s.is_new and KEPT or 0
   if ARGV[first + 1] ~= "0" or ARGV[first + 2] ~= "0" then
     window_add(w, tick > w.tick and tick or w.tick, 1, tokens, sets)
     sets[#sets + 1], sets[#sets + 2] = "w", window_text(w)
-    if w.is_new or w.r == 1 then ttl = KEPT end
+    if w.is_new then ttl = KEPT end
   end
   if ARGV[first + 3] ~= "0" then
     s.day = s.day + tokens
-    sets[#sets + 1], sets[#sets + 2], ttl = "d", format("%s %.0f", s.day_begin, s.day), KEPT_PERIODS
+    sets[#sets + 1], sets[#sets + 2] = "d", format("%s %.0f", s.day_begin, s.day)
   end
   if ARGV[first + 4] ~= "0" then
     s.month = s.month + tokens
-    sets[#sets + 1], sets[#sets + 2], ttl = "m", format("%s %.0f", s.month_begin, s.month), KEPT_PERIODS
+    sets[#sets + 1], sets[#sets + 2] = "m", format("%s %.0f", s.month_begin, s.month)
   end
   if ARGV[first + 5] ~= "0" then
     s.calls = s.calls + 1
-    sets[#sets + 1], sets[#sets + 2], ttl = "c", format("%s %d", born, s.calls), math.max(ttl, KEPT)
+    sets[#sets + 1], sets[#sets + 2] = "c", format("%s %d", born, s.calls)
     call("HINCRBY", limits_calls_key(ARGV[1]), ARGV[first], 1)
   end
   for b = 1, s.budgets do
     local money = s.money[b]
     money[1] = money[1] + cost
     sets[#sets + 1], sets[#sets + 2] = ARGV[first + 4 + 3 * b], format("%s %.0f", money[2], money[1])
-    ttl = KEPT_PERIODS
   end
   if #sets > 0 then call("HSET", s.key, unpack(sets)) end
-  if ttl > 0 then call("PEXPIRE", s.key, ttl) end
+  if ttl > 0 then call("PEXPIRE", s.key, s.has_periods and KEPT_PERIODS or ttl) end
 end
 
 local result = worst and {0, now, tick, unpack(worst)} or {1, now, tick}
