@@ -29,11 +29,13 @@ from prometheus_client import CollectorRegistry
 from accounts.database.database import Database, open_database
 from accounts.database.upgrade import upgrade
 from accounts.ledger.writer import LedgerWriter
+from accounts.protocol.records import Price, PriceListRecord
 from accounts.protocol.usage import UsageBatch, UsageRecord, batch_name, encode_batch
 from benchmarks.load import quantile
 from benchmarks.table import Row, print_rows
 from gateway.api.responder import PartialUsage
 from gateway.call import Call, Principal
+from gateway.limits.cost import RecordCosts
 from gateway.store.client import connect
 from gateway.store.usage import BatchOffer, UsageStream
 from gateway.telemetry.metrics import Metrics
@@ -52,6 +54,8 @@ RECORDS_BAR = 500
 """Records per second: a fleet of a thousand slots whose answers take two seconds."""
 WORKER = WorkerAddress("m", "w", "b", "http://w")
 PRINCIPAL = Principal("ci", "red", None, admin=False, organisation="default", user="ann@example.com")
+PRICES = PriceListRecord(prices=(Price(model="m", per_million_prompt=0.5, per_million_completion=1.5),))
+COSTS = RecordCosts(lambda: PRICES)
 NOISE = """
 import os, sys
 with open(sys.argv[1], "wb") as file:
@@ -67,7 +71,7 @@ with open(sys.argv[1], "wb") as file:
 @contextmanager
 def recording(folder: Path) -> Iterator[UsageRecorder]:
     """What records calls, with a journal in the folder that nothing is sent from."""
-    usage = open_usage(folder, 1 << 30, cast(UsageStream, None), Metrics(CollectorRegistry()))
+    usage = open_usage(folder, 1 << 30, cast(UsageStream, None), Metrics(CollectorRegistry()), COSTS.cost_nano)
     recorder = usage._recorder
     assert recorder is not None
     yield recorder

@@ -4,9 +4,10 @@ currency's unit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from accounts.protocol.records import Price, PriceListRecord
+from accounts.protocol.usage import UsageRecord
 from workers.protocol.events import Usage
 
 NANO = 1_000_000_000
@@ -46,3 +47,19 @@ class PriceBook:
             + usage.completion_tokens * price.per_million_completion
         )
         return round(millionths * (NANO / 1_000_000) + compute_ms / 1000 * price.per_gpu_second * NANO)
+
+
+class RecordCosts:
+    """Computes what recorded calls cost, by the price list of the moment. May be used on any thread."""
+
+    def __init__(self, prices: Callable[[], PriceListRecord]) -> None:
+        self._prices = prices
+        self._book = PriceBook(prices())
+
+    def cost_nano(self, used: UsageRecord) -> int:
+        """Return what a call costs, by the prices that are valid at its end."""
+        book, record = self._book, self._prices()
+        if book.record is not record:
+            self._book = book = PriceBook(record)
+        usage = Usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens, media_tokens=used.media_tokens)
+        return book.cost_nano(usage, used.compute_ms, (used.adapter, used.model), used.ended_at)

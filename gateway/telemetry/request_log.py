@@ -158,6 +158,8 @@ class RequestLog:
     stands_in: str = ""
     """The name of the default model, if the default is used because the request names an unknown model; empty: the
     request's model is known."""
+    adapter: str = ""
+    """The LoRA adapter that the request names, in the field of the model or of adapters; empty: none."""
     asks_only: bool = False
     """Whether the request is only a question about its model, or an admin's request: no work is placed for it."""
 
