@@ -229,6 +229,13 @@ class Metrics:
             USER,
             When.ENDED,
         )
+        self.limited_calls = requests.counter(
+            "paddock_limited_total",
+            "calls that a `limit` (`requests_per_minute`, `max_parallel`, `budget` ...) has refused, of a subject of "
+            "this `kind`: `organisation`, `team`, `user`, `key`, `alias`",
+            ("kind", "limit"),
+            When.HAPPENS,
+        )
         self.ignored = requests.counter(
             "paddock_parameters_ignored_total",
             "requests with a `parameter` that nothing was done with, those that no table names as `unknown`",
@@ -472,6 +479,14 @@ class Metrics:
     def turned_away(self, request_log: RequestLog) -> None:
         """Count one request that ended before its model was known: its labels `model` and `alias` are empty."""
         self.requests.labels("", "", request_log.team, self._outcome(request_log)).inc()
+
+    def limited(self, kind: str, limit: str) -> None:
+        """Count a call that a limit or budget refused. `kind`: its subject's; `limit`: its name in the records."""
+        self.limited_calls.labels(kind, limit).inc()
+
+    def script_took(self, seconds: float, script: str) -> None:
+        """Observe the time from asking Redis to run a script until its answer."""
+        self.redis_time.labels(script).observe(seconds)
 
     def lost_leases(self, model: str, why: str, count: int) -> None:
         """Count leases that ended before their calls did. `why`: one of `LEASE_ENDS`."""

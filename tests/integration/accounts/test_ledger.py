@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -311,7 +312,7 @@ async def test_old_notes_and_dead_readers_are_removed(
 ) -> None:
     monkeypatch.setattr(stream_module, "IDLE_READER_S", 0.0)
     now = time.time()
-    names = {"p:1:1": f"{now - 90_000:.0f}", "p:2:2": f"{now:.0f}", "p:3:3": "sent"}
+    names: dict[Any, Any] = {"p:1:1": f"{now - 90_000:.0f}", "p:2:2": f"{now:.0f}", "p:3:3": "sent"}
     await client.hset(keys.USAGE_BATCHES, mapping=names)
     dead = LedgerStream(client)
     await dead.take(1, 0.01)
