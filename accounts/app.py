@@ -25,7 +25,11 @@ from accounts.api.keys import KeyRoutes
 from accounts.api.subjects import subject_rows
 from accounts.database.database import Database, open_database
 from accounts.database.upgrade import SchemaKeeper
+from accounts.ledger.writer import LedgerWriter
+from accounts.oidc.providers import Providers
+from accounts.protocol.sign_on import read_sign_on
 from accounts.settings import AccountsSettings
+from accounts.sso.routes import sign_on_part
 from workers import secret_file
 
 
@@ -69,9 +73,11 @@ def build(settings: AccountsSettings, redis: redis.asyncio.Redis) -> Accounts:
     keeper = SchemaKeeper(database, adoption.prepare)
     publisher = Publisher(redis, Mirror(database, secret), adoption)
     changes = Changes(database, publisher)
-    rows = (WHOAMI, *access_rows(changes, secret))
+    sign_on = sign_on_part(Providers(read_sign_on(settings.oidc)), changes)
+    rows = (WHOAMI, *access_rows(changes, secret), *sign_on.rows)
     document = Document(rows)
-    return Accounts(build_api((*rows, *document.rows()), secret), database, keeper, (publisher,))
+    parts = (publisher, LedgerWriter(redis, database), sign_on)
+    return Accounts(build_api((*rows, *document.rows()), secret), database, keeper, parts)
 
 
 def access_rows(changes: Changes, secret: str) -> tuple[RouteRow, ...]:
@@ -80,6 +86,5 @@ def access_rows(changes: Changes, secret: str) -> tuple[RouteRow, ...]:
         *KeyRoutes(Keys(changes, secret)).rows(),
         *subject_rows(Subjects(changes)),
         *AuditRoutes(changes.database).rows(),
-        *ApplyRoute(Declarations(changes)).rows(),
         *ApplyRoute(Declarations(changes)).rows(),
     )

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from accounts.protocol.sign_on import read_sign_on
 from tests.support.chart import Object, Refused, Rendered, container, render
 from workers.protocol.keys import ROLES, rules_of, user_of
 
@@ -110,7 +111,14 @@ def test_an_upgrade_makes_what_the_version_before_did_not_know(cluster: str) -> 
 def test_a_worker_is_told_no_secret_of_gateways_and_no_other_login() -> None:
     found = render({"secrets": {"existingSecret": "keys"}})
     told = json.dumps({name: pod for name, pod in pods(found).items() if name == "worker"})
-    for key in ("gateway-secret", "postgres-password", "redis-gateway-password", "redis-password", '"api-key"', "api-keys"):
+    for key in (
+        "gateway-secret",
+        "postgres-password",
+        "redis-gateway-password",
+        "redis-password",
+        '"api-key"',
+        "api-keys",
+    ):
         assert key not in told, key
     assert "redis-worker-password" in told
     assert "redis://paddock-worker:$(REDIS_PASSWORD)@" in told
@@ -126,6 +134,16 @@ def test_only_the_accounts_service_is_told_the_databases_password() -> None:
         assert ("database-url" in json.dumps(pod)) == (name == "accounts"), name
     with pytest.raises(Refused, match=r"postgres\.external\.existingSecret"):
         render({"postgres": {"bundled": False}})
+
+
+def test_gateways_and_the_accounts_service_are_told_the_identity_providers() -> None:
+    oidc = {"providers": [{"issuer": "https://id.example.com", "client_id": "paddock", "client_secret": "hush"}]}
+    found = render({"secrets": {"oidc": oidc}})
+    for name, pod in pods(found).items():
+        assert ("PADDOCK_OIDC" in json.dumps(pod)) == (name in ("accounts", "gateway")), name
+        assert "hush" not in json.dumps(pod), name
+    held = next(secret for secret in found.objects if secret["kind"] == "Secret" and "oidc" in secret["stringData"])
+    assert read_sign_on(held["stringData"]["oidc"]).providers[0].client_secret == "hush"
 
 
 def test_without_the_accounts_service_there_is_no_database() -> None:

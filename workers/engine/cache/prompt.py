@@ -245,9 +245,19 @@ class Prompt:
                 tokens.extend(repeat(0, part.num_cells))
         return cls(tokens, tuple(spans))
 
+    @classmethod
+    def placed(cls, tokens: Sequence[int], media: Iterable[tuple[int, MediaCells]]) -> Prompt:
+        """Return the prompt with these tokens and media, each of which comes with the number of its first cell."""
+        return cls(tokens, tuple(Span(start, cells) for start, cells in media))
+
     def __len__(self) -> int:
         """Return the number of cells."""
         return len(self.tokens)
+
+    @property
+    def num_media_cells(self) -> int:
+        """Return how many of the cells are of pictures and sounds."""
+        return sum([one.num_cells for one in self.spans])
 
     def ids(self) -> Tokens:
         """Return the numbers that stand for the cells in the prefix index and in the names of saved blocks."""
