@@ -28,6 +28,13 @@ class GatewaySecret(PaddockSettings):
             "processes on other machines do not know"
         ),
     ] = ""
+    oidc: Annotated[
+        str,
+        Field(
+            description="identity providers of single sign-on, and rules that give people teams and roles: a JSON "
+            "object, or the path of a YAML or JSON file (docs/teams.md); empty: none"
+        ),
+    ] = ""
 
 
 class AccountsSettings(GatewaySecret):

@@ -13,11 +13,14 @@ import redis.asyncio
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from accounts.oidc.providers import Providers
 from accounts.protocol.records import read_records
+from accounts.protocol.sign_on import read_sign_on
 from gateway.access import first_key
 from gateway.access.control import AccessControl, RouteToken
 from gateway.access.key_store import KeyStore
 from gateway.access.keys import Keys
+from gateway.access.tokens import Tokens
 from gateway.adapters.choice import CallAdapters
 from gateway.adapters.desired import DesiredAdapters
 from gateway.adapters.reconciler import AdapterReconciler
@@ -111,6 +114,7 @@ class App:
     in_flight: InFlightRequests
     callers: KnownCallers
     accounts: AccountsRoute
+    providers: Providers
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -125,6 +129,7 @@ class App:
                 self.fleet,
                 self.admission,
                 self.key_store,
+                self.providers,
                 self.recordings,
                 self.desired_adapters,
                 self.reconciler,
@@ -168,11 +173,15 @@ async def _within(timeout_s: float, done: Callable[[], bool]) -> bool:
 
 
 async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: Tracer = OFF) -> App:
-    """Build a gateway. Raises CatalogError, KeysInvalid, RedisError, OSError (the state folder can't be written)."""
+    """Build a gateway.
+
+    Raises CatalogError, KeysInvalid, SignOnInvalid, RedisError, OSError (the state folder can't be written)."""
     own_secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
     core = _core(settings, redis)
     most_per_key = max(1, int(connection_bounds(settings).most * settings.key_share))
-    access = AccessControl(core.keys, most_per_key, _route_tokens(settings, own_secret))
+    providers = Providers(read_sign_on(settings.oidc))
+    people = Tokens(providers, core.keys.directory, core.callers.verified) if providers.all else None
+    access = AccessControl(core.keys, most_per_key, _route_tokens(settings, own_secret), people)
     accounts = AccountsRoute(settings.accounts_url, own_secret)
     handlers = {**_handlers(settings, redis, core, access), "accounts": accounts.answer}
     router = Routes(handlers, access)
@@ -198,6 +207,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         in_flight=core.in_flight,
         callers=core.callers,
         accounts=accounts,
+        providers=providers,
     )
 
 

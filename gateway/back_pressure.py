@@ -17,6 +17,7 @@ from gateway.errors import (
     MemoryFull,
     NoWorker,
     PaddockError,
+    ProviderUnavailable,
     QueueFull,
     QueueTimeout,
     SlotsBusy,
@@ -134,6 +135,14 @@ def accounts_unavailable() -> AccountsUnavailable:
     """Return the error for a request that only the accounts service can answer, while that is away."""
     return AccountsUnavailable(
         "The accounts service does not answer; calls of models go on without it. Send the request again later."
+    )
+
+
+def provider_unavailable(name: str) -> ProviderUnavailable:
+    """Return the error for a token whose provider's keys could not be fetched yet. `name`: the provider's."""
+    return ProviderUnavailable(
+        f"The keys of the identity provider {name} can't be fetched yet; calls with API keys go on. Send the request "
+        "again."
     )
 
 

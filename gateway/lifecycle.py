@@ -27,6 +27,7 @@ import uvloop
 from redis.exceptions import RedisError
 
 from accounts.protocol.records import KeysInvalid
+from accounts.protocol.sign_on import SignOnInvalid
 from gateway import __version__
 from gateway.api.http.websocket_protocol import WebSocketProtocol, connection_bounds, refusal_body
 from gateway.api.intake.disconnect import beside
@@ -325,7 +326,7 @@ async def _wait_for_redis(client: redis.asyncio.Redis, wait_s: float, stop: asyn
 async def _built(settings: GatewaySettings, client: redis.asyncio.Redis, tracer: Tracer) -> App:
     try:
         return await build(settings, client, tracer)
-    except (CatalogError, KeysInvalid) as error:
+    except (CatalogError, KeysInvalid, SignOnInvalid) as error:
         raise CannotStart(Exit.USAGE, str(error)) from None
     except OSError as error:
         line = f"the state folder {settings.state_dir} can't be used: {error.strerror}; choose another with --state-dir"

@@ -1,13 +1,16 @@
 """Serves the routes of the accounts service: opens the sealed caller, checks its role, and writes answers and errors.
 
-A handler blocks, since the database does, and so runs on a thread.
+A handler blocks, since the database does, and so runs on a thread; one that waits for others than the database is a
+coroutine.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,7 +47,8 @@ class AdminRequest:
     headers: dict[str, str]
 
 
-Handler = Callable[[AdminRequest], Response]
+Handler = Callable[[AdminRequest], Response | Awaitable[Response]]
+"""Blocks and is run on a thread, or is a coroutine function, which must not block."""
 
 
 class RouteRow(NamedTuple):
@@ -85,6 +89,8 @@ WHOAMI = RouteRow("GET", "/admin/whoami", USERS, show_caller, "who the caller is
 
 
 def _endpoint(row: RouteRow, secret: str) -> Callable[[Request], object]:
+    is_coroutine = inspect.iscoroutinefunction(row.handler)
+
     async def serve(request: Request) -> Response:
         try:
             caller = _caller_of(request, secret)
@@ -97,7 +103,8 @@ def _endpoint(row: RouteRow, secret: str) -> Callable[[Request], object]:
                 await _body_of(request),
                 dict(request.headers),
             )
-            return await run_in_threadpool(row.handler, asked)
+            answered = row.handler(asked) if is_coroutine else await run_in_threadpool(row.handler, asked)
+            return answered if isinstance(answered, Response) else await answered
         except AccountsError as error:
             return _error(error)
         except OperationalError as error:
@@ -133,6 +140,6 @@ async def _body_of(request: Request) -> bytes:
 def _error(error: AccountsError) -> Response:
     told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
     response = answer({"error": told}, error.status)
-    if error.status == 503:
-        response.headers["retry-after"] = "5"
+    if error.retry_after_s is not None:
+        response.headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     return response

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 from starlette.types import Scope
 
+from gateway.access.cookies import credential_of
 from gateway.access.keys import Keys
+from gateway.access.tokens import Tokens
 from gateway.back_pressure import too_many_requests
 from gateway.call import Principal
 from gateway.errors import PermissionDenied
@@ -141,30 +143,43 @@ class AccessControl:
     connections."""
 
     def __init__(
-        self, keys: Keys, most_per_key: int = sys.maxsize, tokens: Mapping[str, RouteToken] | None = None
+        self,
+        keys: Keys,
+        most_per_key: int = sys.maxsize,
+        tokens: Mapping[str, RouteToken] | None = None,
+        people: Tokens | None = None,
     ) -> None:
-        """`most_per_key`: maximum requests of one key under way; more are refused. `tokens`: path -> route's token."""
+        """`most_per_key`: maximum requests of one key under way; more are refused. `tokens`: path -> route's token.
+        `people`: authenticates tokens of identity providers; None: there are none."""
         self._keys = keys
         self._most_per_key = most_per_key
         self._tokens = tokens or {}
+        self._people = people
         self._under_way: Counter[str] = Counter()
         self.starts = TeamStarts()
 
     def authenticate(self, scope: Scope) -> Principal:
-        """Return the holder of the API key in the headers. Raises AuthenticationFailed."""
-        return self._keys.authenticate(scope["headers"])
+        """Return the holder of the API key, token or session cookie in the headers.
+
+        Raises AuthenticationFailed, PermissionDenied, ProviderUnavailable."""
+        key = credential_of(scope)
+        if self._people is not None and self._people.takes(key):
+            return self._people.authenticate(key)
+        return self._keys.holder_of(key)
 
     async def identify(self, scope: Scope, request_log: RequestLog, access: Access) -> Principal:
         """Return the request's caller. If that takes an API key, note the caller in the request's log, and wait until
         the request may begin. Call `end` when the request is over, even if this raised an error.
 
-        Raises AuthenticationFailed, PermissionDenied, TooManyRequests."""
+        Raises AuthenticationFailed, PermissionDenied, ProviderUnavailable, TooManyRequests."""
         if access is not KEY:
             if (token := self._tokens.get(scope["path"])) is not None:
                 return self._holder(scope, token)
             if access is OPEN:
                 return NOBODY
-        principal = self._keys.authenticate(scope["headers"])
+        if self._people is not None:
+            await self._people.prepare(credential_of(scope))
+        principal = self.authenticate(scope)
         request_log.asked_by(principal)
         self._begin(scope, principal.key_id)
         await self.starts.start(principal.team)

@@ -12,7 +12,8 @@ from pathlib import Path
 import redis.asyncio
 from redis.exceptions import ResponseError
 
-from accounts.protocol.records import FIRST_KEY_NAME, AccessRecord, first_record, is_bare, open_record, seal_record
+from accounts.protocol import changes
+from accounts.protocol.records import FIRST_KEY_NAME, AccessRecord, first_record, is_bare, open_record
 from gateway.store.outage import is_of_one_name
 from workers.protocol import keys
 
@@ -73,7 +74,7 @@ async def _replace(redis: redis.asyncio.Redis, secret: str, record: AccessRecord
     held = await _read_redis(redis, secret)
     if held is not None and held.sha256 != record.sha256:
         log.warning("the preset API key replaces the first key in Redis, which is valid no more")
-    await redis.hset(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(record, secret))
+    await redis.execute_command(*changes.command([changes.put(record, secret)]))
     return record
 
 
@@ -92,9 +93,8 @@ async def _offer(redis: redis.asyncio.Redis, secret: str, record: AccessRecord) 
     """Write the first key's record to Redis unless Redis has one, and return the record that is valid then."""
     value = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
     if value is not None and is_bare(value):
-        await redis.hset(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(record, secret))
-        return record
-    if await redis.hsetnx(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(record, secret)):
+        return await _replace(redis, secret, record)
+    if await redis.execute_command(*changes.command([changes.offer(record, secret)])) == [1]:
         return record
     return await _read_redis(redis, secret) or record
 

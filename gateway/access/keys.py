@@ -1,30 +1,29 @@
-"""Authenticates a request: finds the principal of the API key in its headers."""
+"""Authenticates a request: finds the holder of the API key in its headers."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from time import time
 
 from accounts.protocol.records import AccessRecord
 from gateway.access.directory import Directory
+from gateway.access.holder import Holder, holder_of
+from gateway.access.key_index import KeyIndex
 from gateway.call import Principal
-from gateway.errors import AuthenticationFailed
+from gateway.errors import AuthenticationFailed, KeyMissing
 
+MAX_HOLDERS = 16_384
+"""Maximum number of holders that are kept; of further keys the record is decoded again at each use, in about 10 us."""
 
-@dataclass(slots=True)
-class _Known:
-    """A valid key: its record, and its principal once a request had the key."""
-
-    record: AccessRecord
-    principal: Principal | None = None
-    version: int = -1
-    """The directory's version with which the principal was made."""
+HEADERS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
+"""Headers that may have the key, in order of precedence. The first has it behind `Bearer`."""
+_HEADERS = frozenset(HEADERS)
+SCHEME = b"bearer"
 
 
 class Keys:
-    """Holds the valid API keys. `replace` exchanges all of them at once when the keys in Redis change."""
+    """Holds the valid API keys: those of the settings, and below them those in Redis, which `KeyStore` reads."""
 
     def __init__(
         self,
@@ -32,57 +31,95 @@ class Keys:
         verified: Callable[[bytes], None] | None = None,
         directory: Directory | None = None,
     ) -> None:
-        """`verified` is called with the key of each request whose key is valid. `directory`: what is known of the keys'
-        teams and users; None: nothing."""
+        """`records`: see `replace`. `verified` is called with the key of each request whose key may be used.
+        `directory`: what is known of the keys' teams and users; None: nothing."""
         self._verified = verified
         self.directory = directory or Directory()
-        self._known: dict[bytes, _Known] = {}
-        """SHA-256 of a key -> what is known of it."""
+        self._fixed: dict[bytes, AccessRecord] = {}
+        self._index = KeyIndex()
+        self._holders: dict[bytes, Holder] = {}
+        """SHA-256 of a key -> its holder, once a request had the key."""
+        self._version = self.directory.version
+        """The directory's version with which the holders were made."""
         self.replace(records)
 
+    @property
+    def index(self) -> KeyIndex:
+        """The keys in Redis, to be read only: `put` and `remove` change them."""
+        return self._index
+
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._fixed) + self._index.num_keys
 
     def replace(self, records: Iterable[AccessRecord]) -> None:
-        before, known = self._known, dict[bytes, _Known]()
-        for record in records:
-            digest = bytes.fromhex(record.sha256)
-            there = before.get(digest)
-            known[digest] = there if there is not None and there.record is record else _Known(record)
-        self._known = known
+        """Replace the keys that are valid whatever Redis has. Of several with the same key, the last one counts."""
+        self._fixed = {bytes.fromhex(record.sha256): record for record in records}
+        self._holders.clear()
 
-    def authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> Principal:
-        """Return the principal of the key in `Authorization: Bearer` or `x-api-key`. Raises AuthenticationFailed."""
-        key = _key_in(headers)
-        if key is None:
-            raise AuthenticationFailed(
-                "This request has no API key. Send `Authorization: Bearer <key>` or `x-api-key: <key>`."
-            )
+    def put(self, name: bytes, value: bytes, record: AccessRecord | None) -> None:
+        """Take what Redis has under a name. `record`: the record in `value`; None: it is not valid."""
+        self._forget(self._index.put(name, value, record))
+
+    def remove(self, name: bytes) -> None:
+        """Forget a name, which Redis does not have any more."""
+        self._forget(self._index.remove(name))
+
+    def authenticate(
+        self, headers: Iterable[tuple[bytes, bytes]], address_of: Callable[[], str] = lambda: ""
+    ) -> Principal:
+        """Return the principal of the key in the headers (HEADERS). `address_of` returns the caller's address.
+
+        Raises AuthenticationFailed (KeyMissing, KeyExpired), KeyBlocked, NetworkNotAllowed."""
+        return self.holder_of(key_in(headers), address_of)
+
+    def holder_of(self, key: bytes, address_of: Callable[[], str] = lambda: "") -> Principal:
+        """Return the principal of a key. Raises as `authenticate` does."""
+        if self._version != self.directory.version:
+            self._holders.clear()
+            self._version = self.directory.version
         # Keys are looked up by their hash: what the look-up's timing reveals about a hash does not help to find a key.
-        asked = hashlib.sha256(key)
-        found = self._known.get(asked.digest())
-        if found is None or not hmac.compare_digest(found.record.sha256, asked.hexdigest()):
+        asked = hashlib.sha256(key).digest()
+        holder = self._holders.get(asked) or self._made(asked)
+        if holder is None:
             raise AuthenticationFailed(
                 "This API key is not known here. Check it for missing characters; the first key lies in the file "
                 "`first-key` in the gateway's state folder."
             )
+        if holder.is_conditional:
+            holder.check(address_of, time())
         if self._verified is not None:
             self._verified(key)
-        return self._principal(found)
+        return holder.principal
 
-    def _principal(self, known: _Known) -> Principal:
-        if known.principal is None or known.version != self.directory.version:
-            known.principal, known.version = self.directory.principal(known.record), self.directory.version
-        return known.principal
+    def _made(self, sha256: bytes) -> Holder | None:
+        record = self._fixed.get(sha256) or self._index.find(sha256)
+        if record is None:
+            return None
+        principal, blocked = self.directory.principal(record), self.directory.blocked(record)
+        if len(self._holders) >= MAX_HOLDERS:
+            self._holders.clear()
+        holder = self._holders[sha256] = holder_of(record, sha256.hex(), principal, blocked)
+        return holder
+
+    def _forget(self, hashes: Iterable[bytes]) -> None:
+        for sha256 in hashes:
+            self._holders.pop(sha256, None)
 
 
-def _key_in(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    other: bytes | None = None
+def key_in(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the API key in the headers. Raises KeyMissing if there is none, or one of two headers of the same name:
+    what stands between caller and gateway may have looked at the other one."""
+    found: dict[bytes, bytes] = {}
     for name, value in headers:
+        if name in _HEADERS:
+            given = value.strip()
+            if found.setdefault(name, given) != given:
+                raise KeyMissing(f"This request has several headers `{name.decode()}`. Send one.")
+    for name in HEADERS:
+        key = found.get(name, b"")
         if name == b"authorization":
-            scheme, _, key = value.strip().partition(b" ")
-            if scheme.lower() == b"bearer" and key.strip():
-                return key.strip()
-        elif name == b"x-api-key" and value.strip():
-            other = value.strip()
-    return other
+            scheme, _, key = key.partition(b" ")
+            key = key.strip() if scheme.lower() == SCHEME else b""
+        if key:
+            return key
+    raise KeyMissing("This request has no API key. Send `Authorization: Bearer <key>` or `x-api-key: <key>`.")

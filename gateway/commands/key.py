@@ -30,6 +30,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from accounts.protocol import changes
 from accounts.protocol.records import FIRST_KEY_NAME, AccessRecord, digest, open_record, seal_record
 from gateway.access.first_key import NUM_RANDOM_BYTES, PREFIX
 from gateway.settings import UpSettings
@@ -100,7 +101,7 @@ async def _run(options: Namespace, settings: UpSettings) -> int:
             await _remove(client, options.name)
         else:
             key, record = _make_key(options)
-            await client.hset(keys.ACCESS_KEYS, record.name, seal_record(record, secret))
+            await client.execute_command(*changes.command([changes.put(record, secret)]))
             _show(key, record, secret)
     return 0
 
@@ -128,7 +129,7 @@ def _show(key: str, record: AccessRecord, secret: str) -> None:
 
 
 async def _remove(client: redis.asyncio.Redis, name: str) -> None:
-    if not await client.hdel(keys.ACCESS_KEYS, name):
+    if await client.execute_command(*changes.command([changes.delete(changes.KEY + name)])) == [0]:
         raise _Unusable(f"key: there is no record {name!r} in Redis; `paddock key list` shows them")
     print(f"removed  {name}; no gateway takes it 3 seconds from now")
 

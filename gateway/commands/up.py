@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from accounts.protocol.records import KeysInvalid, read_records
+from accounts.protocol.sign_on import SignOnInvalid, read_sign_on
 from accounts.settings import AccountsSettings, socket_path
 from gateway.access import first_key
 from gateway.api.operations.accounts import UNIX
@@ -72,6 +73,7 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
     try:
         catalog = wanted(settings)
         read_records(settings.api_keys)
+        read_sign_on(settings.oidc)
         num_workers, cores = sum(model.workers for model in catalog.models), available_cores()
         num_gateways = number_of_gateways(settings.gateways, num_workers, cores)
         files = files_of(settings, num_gateways)
@@ -87,7 +89,7 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
             workers = plan(models, cores, supervisor.visible(os.environ), host_id(folder.path))
             write_specs(workers, ready)
             return asyncio.run(Machine(ready, folder, listeners, workers, console, terminal.show, started).run())
-    except (CatalogError, KeysInvalid, FolderTaken, TlsUnusable) as error:
+    except (CatalogError, KeysInvalid, SignOnInvalid, FolderTaken, TlsUnusable) as error:
         return _report_end(console, error, Exit.USAGE)
     except PortTaken as error:
         return _report_end(console, error, Exit.PORT_TAKEN)

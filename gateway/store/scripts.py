@@ -123,6 +123,11 @@ def load_records_script() -> Script:
     return _script("records", "")
 
 
+def load_access_changes_script() -> Script:
+    """Return the script `lua/access_changes.lua`. Its KEYS are complete key names."""
+    return _script("access_changes", "")
+
+
 def load_uphold_script() -> Script:
     """Return the script `lua/uphold.lua`. Its KEYS are complete key names; those of most scripts are only a prefix."""
     return _script("uphold", "")

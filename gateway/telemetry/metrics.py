@@ -121,6 +121,7 @@ class Unread(StrEnum):
 
     MODELS = "pd:models"
     KEYS = "pd:keys"
+    SUBJECTS = "{pd:keys}:subjects"
     NEWS = "pd:news"
     GATEWAYS = "pd:gateways"
     WORKERS = "pd:{model}:workers"

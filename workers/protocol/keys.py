@@ -9,6 +9,7 @@ write only the names marked with `worker`; most others are written by the gatewa
     pd:keys                           hash    gateway      key id -> its seal, and its record (JSON, SHA-256 only)
     {pd:keys}:subjects                hash    gateway      `team:NAME` and the like -> its seal, and its record (JSON)
     {pd:keys}:changes                 zset    gateway      `key:NAME`, `team:NAME` ... -> version of its last change
+    {pd:keys}:position                string  gateway      which changes of the accounts database the records have
     pd:usage                          stream  gateway      usage records of calls that ended (`accounts.protocol.usage`)
     pd:usage:committed                hash    gateway      gateway process -> what of its usage is in the database
     pd:news                           stream  worker       what changes in each worker (`heartbeat.sealed_news`)
@@ -91,6 +92,7 @@ MODELS = "pd:models"
 ACCESS_KEYS = "pd:keys"
 ACCESS_SUBJECTS = "{pd:keys}:subjects"
 ACCESS_CHANGES = "{pd:keys}:changes"
+ACCESS_POSITION = "{pd:keys}:position"
 """In one slot of a Redis Cluster with `pd:keys`, which is its own hash tag."""
 USAGE = "pd:usage"
 USAGE_GROUP = "ledger"
@@ -242,7 +244,7 @@ _COMMANDS: Mapping[Role, str] = {
     "gateway": (
         "del exists get set mget incr incrby expire pexpire pttl time multi exec discard "
         "publish subscribe unsubscribe "
-        "hdel hexists hget hgetall hincrby hkeys hmget hscan hset hsetnx hstrlen "
+        "hdel hexists hget hgetall hincrby hkeys hlen hmget hscan hset hsetnx hstrlen "
         "sadd scard smembers srandmember srem sscan strlen "
         "xack xadd xautoclaim xdel xgroup|create xlen xpending xrange xread xreadgroup xrevrange xtrim "
         "zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyscore "

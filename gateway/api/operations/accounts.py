@@ -28,7 +28,12 @@ TIMEOUT_S, CONNECT_S = 60.0, 5.0
 """Maximum seconds between two pieces of an answer, and for connecting."""
 PASSED_ON = frozenset({"accept", "content-type", "cookie", "idempotency-key"})
 """Request headers that the accounts service gets."""
-PASSED_BACK = frozenset({"content-type", "content-disposition", "content-length", "location", "retry-after"})
+PASSED_BACK = frozenset(
+    {
+        *("content-type", "content-disposition", "content-length", "location", "retry-after"),
+        *("cache-control", "content-security-policy", "referrer-policy", "x-content-type-options"),
+    }
+)
 """Headers of its answers that callers get; `set-cookie` as well."""
 UNIX = "unix:"
 
@@ -49,7 +54,11 @@ class AccountsRoute:
         """Hold the connections to the accounts service for the length of the block."""
         connector = aiohttp.UnixConnector(self._path) if self._path else aiohttp.TCPConnector()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=TIMEOUT_S)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+        # Cookies are the callers': one kept here would go out with the requests of all others.
+        jar = aiohttp.DummyCookieJar()
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=jar
+        ) as session:
             self._session = session
             yield
 
