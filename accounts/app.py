@@ -11,9 +11,16 @@ from typing import Protocol
 import redis.asyncio
 from starlette.types import ASGIApp
 
+from accounts.access.changes import Changes
+from accounts.access.mirror import Adoption, Mirror
+from accounts.access.publisher import Publisher
 from accounts.api.api import WHOAMI, build_api
 from accounts.database.database import Database, open_database
+from accounts.database.upgrade import upgrade
+from accounts.oidc.providers import Providers
+from accounts.protocol.sign_on import read_sign_on
 from accounts.settings import AccountsSettings
+from accounts.sso.routes import sign_on_part
 from workers import secret_file
 
 
@@ -47,4 +54,9 @@ def build(settings: AccountsSettings, redis: redis.asyncio.Redis) -> Accounts:
     """Build an accounts service. Raises DatabaseUnusable, OSError (the state folder can't be written)."""
     secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
     database = open_database(settings.database_url, settings.state_dir)
-    return Accounts(build_api((WHOAMI,), secret), database, ())
+    mirror, adoption = Mirror(database, secret), Adoption(database, secret)
+    publisher = Publisher(redis, mirror, adoption)
+    sign_on = sign_on_part(Providers(read_sign_on(settings.oidc)), Changes(database, publisher))
+    upgrade(database)
+    adoption.prepare()
+    return Accounts(build_api((WHOAMI, *sign_on.rows), secret), database, (publisher, sign_on))

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from accounts.app import build
 from accounts.database.database import DatabaseUnusable
+from accounts.protocol.sign_on import SignOnInvalid
 from accounts.settings import AccountsSettings, socket_path
 from workers.http_server.acceptor import raise_limit
 from workers.http_server.connections import ConnectionBounds
@@ -46,7 +47,7 @@ def run(settings: AccountsSettings) -> int:
     log_lines.configure(settings.log_level, settings.log_format, ())
     try:
         return int(asyncio.run(_live(settings)))
-    except (DatabaseUnusable, BadRedisUrl) as error:
+    except (DatabaseUnusable, SignOnInvalid, BadRedisUrl) as error:
         print(f"paddock accounts: {error}", file=sys.stderr)
         return int(Exit.USAGE)
     except PortTaken as error:

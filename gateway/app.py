@@ -20,6 +20,7 @@ from gateway.access import first_key
 from gateway.access.control import AccessControl, RouteToken
 from gateway.access.key_store import KeyStore
 from gateway.access.keys import Keys
+from gateway.access.proxies import trusted_proxies
 from gateway.access.tokens import Tokens
 from gateway.adapters.choice import CallAdapters
 from gateway.adapters.desired import DesiredAdapters
@@ -175,16 +176,23 @@ async def _within(timeout_s: float, done: Callable[[], bool]) -> bool:
 async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: Tracer = OFF) -> App:
     """Build a gateway.
 
-    Raises CatalogError, KeysInvalid, SignOnInvalid, RedisError, OSError (the state folder can't be written)."""
+    Raises CatalogError, KeysInvalid, ProxiesInvalid, SignOnInvalid, RedisError, OSError (the state folder can't be
+    written)."""
     own_secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
     core = _core(settings, redis)
     most_per_key = max(1, int(connection_bounds(settings).most * settings.key_share))
     providers = Providers(read_sign_on(settings.oidc))
-    people = Tokens(providers, core.keys.directory, core.callers.verified) if providers.all else None
-    access = AccessControl(core.keys, most_per_key, _route_tokens(settings, own_secret), people)
-    accounts = AccountsRoute(settings.accounts_url, own_secret)
+    access = AccessControl(
+        core.keys,
+        most_per_key,
+        _route_tokens(settings, own_secret),
+        trusted_proxies(settings.trusted_proxies),
+        failed=lambda reason: core.metrics.failed_authentications.labels(reason).inc(),
+        people=Tokens(providers, core.keys.directory, core.callers.verified) if providers.all else None,
+    )
+    accounts = AccountsRoute(settings.accounts_url, own_secret, access.proxies)
     handlers = {**_handlers(settings, redis, core, access), "accounts": accounts.answer}
-    router = Routes(handlers, access)
+    router = Routes(handlers, access, settings.admin_port)
     key_store = await _key_store(settings, redis, own_secret, core.keys, core.unreadable)
     reconciler = AdapterReconciler(core.fleet, core.queries, core.desired_adapters)
     core.fleet.listen(lambda _: reconciler.reconcile_soon())

@@ -24,6 +24,7 @@ from gateway.errors import (
     Stopping,
     StoreUnavailable,
     TooManyConnections,
+    TooManyFailures,
     TooManyRequests,
     TooManySockets,
     TooManyStreams,
@@ -183,6 +184,15 @@ def too_many_requests(limit: int) -> TooManyRequests:
     """Return the error for a key that has `limit` requests under way."""
     return TooManyRequests(
         f"This key has {limit} requests under way here. Wait for some to end; an operator may raise PADDOCK_KEY_SHARE."
+    )
+
+
+def too_many_failures(retry_after_s: float) -> TooManyFailures:
+    """Return the error for an API key that is not known, from an address that has sent many such."""
+    return TooManyFailures(
+        "Many requests from this address had API keys that are not known here. Check yours, and send the request again "
+        "later; requests with a valid key are not slowed.",
+        retry_after_s=retry_after_s,
     )
 
 

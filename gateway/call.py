@@ -56,6 +56,8 @@ class Principal:
     """Whether the key is trusted to name the end user of each call."""
     subjects: tuple[Subject, ...] = ()
     """Those of organisation, team, user and key that have limits."""
+    blocked: str = ""
+    """Which of them is blocked, such as `The team 'red'`; empty: none."""
 
     def may_use(self, alias: str) -> bool:
         return self.aliases is None or alias in self.aliases

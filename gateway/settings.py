@@ -16,6 +16,15 @@ class GatewaySettings(GatewaySecret):
 
     host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8080
+    admin_port: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=65535,
+            description="port of its own for what is for admins: keys, teams, users, spending, loading of models and "
+            "adapters; on the other port these are a 404; 0: there is no such port",
+        ),
+    ] = 0
     tls_cert: Annotated[
         Path | None,
         Field(
@@ -61,6 +70,14 @@ class GatewaySettings(GatewaySecret):
             "`paddock up` sets; 0: this gateway has the port alone",
         ),
     ] = 0
+    admin_fd: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="descriptor of the socket that listens on admin_port, which `paddock up` sets; 0: host and "
+            "admin_port are listened on",
+        ),
+    ] = 0
     gateway_targets: Annotated[
         str,
         Field(
@@ -95,6 +112,14 @@ class GatewaySettings(GatewaySecret):
             "through one proxy",
         ),
     ] = 0.5
+    trusted_proxies: Annotated[
+        str,
+        Field(
+            description="proxies whose `x-forwarded-for` and `x-forwarded-proto` tell a caller's address and scheme: "
+            "networks such as `10.0.0.0/8` with commas between them, `unix` for whoever connects by the Unix socket; "
+            "empty: nobody's count"
+        ),
+    ] = ""
     accounts_url: Annotated[
         str,
         Field(

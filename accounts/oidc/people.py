@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from accounts.oidc.verification import Claims, TokenRefused
 from accounts.protocol.records import Role, UserRecord
-from accounts.protocol.sign_on import Provider, Rule, SignOn
+from accounts.protocol.sign_on import Provider, SignOn
 
 MAX_USER_CHARS = 256
 BEGINS = re.compile(r"[A-Za-z0-9_@+]")
@@ -53,7 +53,10 @@ def person_of(claims: Claims, provider: Provider, sign_on: SignOn) -> Person:
         )
     if any(user.startswith(prefix) for prefix in sign_on.prefixes_beside(provider)):
         raise TokenRefused("This token names a user of another identity provider.", is_signed=True)
-    grants = dict.fromkeys(Grant(rule.team, rule.role) for rule in provider.rules if holds(rule, claims))
+    values = {name: _values(claims, name) for name in {rule.claim for rule in provider.rules} if name}
+    grants = dict.fromkeys(
+        Grant(rule.team, rule.role) for rule in provider.rules if not rule.claim or rule.value in values[rule.claim]
+    )
     return Person(user, email, _text(claims.get("sub")), provider.issuer, tuple(grants))
 
 
@@ -61,15 +64,6 @@ def fitting(name: str) -> str:
     """Return a name of the characters that names of users have; each other byte becomes `=` and two digits, as in
     `o=27neill@example.com`."""
     return _OTHER.sub(lambda found: "".join(f"={byte:02X}" for byte in found[0].encode("utf-8", "replace")), name)
-
-
-def holds(rule: Rule, claims: Claims) -> bool:
-    """Return whether a rule holds for whoever has these claims."""
-    if not rule.claim:
-        return True
-    found = _claim(claims, rule.claim)
-    values = found if isinstance(found, list) else [found]
-    return any(_text(value) == rule.value for value in values if value is not None)
 
 
 def granted(person: Person, record: UserRecord | None) -> Grant | None:
@@ -97,6 +91,13 @@ def _claim(claims: Claims, name: str) -> object:
     for part in name.split("."):
         found = found.get(part) if isinstance(found, dict) else None
     return found
+
+
+def _values(claims: Claims, name: str) -> frozenset[str]:
+    """Return the value of a claim or, if that is a list, its values, as texts."""
+    found = _claim(claims, name)
+    values = found if isinstance(found, list) else [found]
+    return frozenset(_text(value) for value in values if isinstance(value, str | int))
 
 
 def _text(value: object) -> str:

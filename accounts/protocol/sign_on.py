@@ -72,7 +72,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seconds by which the provider's clock may differ from this one."""
     user_claim: Text = "email"
     """The claim that names the user. An email address counts only if the provider has verified it."""
-    user_prefix: Annotated[str, Meta(max_length=64)] = ""
+    user_prefix: Annotated[str, Meta(max_length=64, pattern=r"^([A-Za-z0-9_@+][A-Za-z0-9_.@+:-]*)?$")] = ""
     """Text before the users' names, so that no provider can name a user of another one."""
     rules: Annotated[tuple[Rule, ...], Meta(max_length=1000)] = ()
     """The first rule that holds gives team and role. If none does, the user's own record may give them."""

@@ -13,25 +13,23 @@ from starlette.types import Scope
 
 from accounts.protocol.sign_on import PLAIN_COOKIE, SECURE_COOKIE
 from gateway.access.keys import key_in
-from gateway.errors import AuthenticationFailed, KeyMissing
+from gateway.errors import KeyMissing
 
 CONSOLE = "/admin/"
 """Beginning of the paths that any page may link to: GET changes nothing there."""
 
 
-def credential_of(scope: Scope) -> bytes:
-    """Return the API key or token of a request, or the session key in its cookie. Raises AuthenticationFailed."""
-    try:
-        return key_in(scope["headers"])
-    except KeyMissing:
-        if (key := session_key(scope)) is None:
-            raise
-        return key
+def credential_of(scope: Scope) -> bytes | None:
+    """Return the API key or token of a request, or the session key in its cookie; None: it has none.
+
+    Raises KeyMissing."""
+    key = key_in(scope["headers"])
+    return key if key is not None else session_key(scope)
 
 
 def session_key(scope: Scope) -> bytes | None:
-    """Return the session key in a request's cookie; None: it has none. Raises AuthenticationFailed if the request may
-    come from a page of another origin."""
+    """Return the session key in a request's cookie; None: it has none. Raises KeyMissing if the request may come from
+    a page of another origin."""
     headers = dict[bytes, bytes](scope["headers"])
     key = _cookie(headers.get(b"cookie", b""))
     if not key:
@@ -39,7 +37,7 @@ def session_key(scope: Scope) -> bytes | None:
     if scope["method"] == "GET" and scope["path"].startswith(CONSOLE):
         return key
     if not _is_of_this_origin(scope, headers):
-        raise AuthenticationFailed(
+        raise KeyMissing(
             "The cookie of your sign-in counts only for requests from this address's own pages. Send an API key, as "
             "`Authorization: Bearer <key>`."
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from accounts.protocol.records import (
-    DEFAULT_ORGANISATION,
     MOST_URGENT_PRIORITY,
     NO_LIMITS,
     AccessRecord,
@@ -70,20 +69,6 @@ class Directory:
         """Return the record of a user; None: there is none."""
         return self._users.get(name)
 
-    def blocked(self, record: AccessRecord) -> str:
-        """Return who is blocked of those that the key belongs to, such as `The team 'red'`; empty: nobody."""
-        team, user = self._teams.get(record.team), self._users.get(record.user)
-        organisation = self._organisations.get(team.organisation if team is not None else DEFAULT_ORGANISATION)
-        if record.blocked:
-            return f"The key {record.name!r}"
-        if user is not None and user.blocked:
-            return f"The user {record.user!r}"
-        if team is not None and team.blocked:
-            return f"The team {record.team!r}"
-        if organisation is not None and organisation.blocked:
-            return f"The organisation {organisation.name!r}"
-        return ""
-
     def principal(self, record: AccessRecord) -> Principal:
         """Return the holder of the key."""
         team = self._teams.get(record.team) or TeamRecord(name=record.team)
@@ -103,7 +88,20 @@ class Directory:
             role=role,
             names_end_users=record.names_end_users,
             subjects=self._subjects(record, team),
+            blocked=self._blocked(record, team),
         )
+
+    def _blocked(self, record: AccessRecord, team: TeamRecord) -> str:
+        organisation, user = self._organisations.get(team.organisation), self._users.get(record.user)
+        if record.blocked:
+            return f"The key {record.name!r}"
+        if user is not None and user.blocked:
+            return f"The user {user.name!r}"
+        if team.blocked:
+            return f"The team {team.name!r}"
+        if organisation is not None and organisation.blocked:
+            return f"The organisation {organisation.name!r}"
+        return ""
 
     def _most_tokens(self, record: AccessRecord, team: TeamRecord) -> Iterable[int | None]:
         return (subject.limits.max_tokens for subject in self._subjects(record, team))

@@ -16,6 +16,7 @@ from accounts.protocol import changes
 from accounts.protocol.records import FIRST_KEY_NAME, AccessRecord, first_record, is_bare, open_record
 from gateway.store.outage import is_of_one_name
 from workers.protocol import keys
+from workers.redis.link import run_command
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ async def _replace(redis: redis.asyncio.Redis, secret: str, record: AccessRecord
     held = await _read_redis(redis, secret)
     if held is not None and held.sha256 != record.sha256:
         log.warning("the preset API key replaces the first key in Redis, which is valid no more")
-    await redis.execute_command(*changes.command([changes.put(record, secret)]))
+    await run_command(redis, changes.command([changes.put(record, secret)]))
     return record
 
 
@@ -94,7 +95,7 @@ async def _offer(redis: redis.asyncio.Redis, secret: str, record: AccessRecord) 
     value = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
     if value is not None and is_bare(value):
         return await _replace(redis, secret, record)
-    if await redis.execute_command(*changes.command([changes.offer(record, secret)])) == [1]:
+    if await run_command(redis, changes.command([changes.offer(record, secret)])) == [1]:
         return record
     return await _read_redis(redis, secret) or record
 

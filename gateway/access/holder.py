@@ -1,4 +1,4 @@
-"""The holder of an API key: who it is, and where, when and whether the key may be used."""
+"""The holder of an API key: who it is, and where and until when the key may be used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_netw
 
 from accounts.protocol.records import AccessRecord
 from gateway.call import Principal
-from gateway.errors import KeyBlocked, KeyExpired, NetworkNotAllowed
+from gateway.errors import KeyExpired, NetworkNotAllowed
 
 Network = IPv4Network | IPv6Network
 
@@ -26,17 +26,13 @@ class Holder:
     """Unix time."""
     is_replaced: bool = False
     """Whether the key is the one before a rotation, valid only for a while."""
-    blocked: str = ""
-    """Who is blocked of those that the key belongs to, as an error says it; empty: nobody."""
     networks: tuple[Network, ...] = ()
     """Networks from which the key may be used; empty: all."""
 
     def check(self, address_of: Callable[[], str], now: float) -> None:
-        """Raise KeyExpired, KeyBlocked or NetworkNotAllowed if a condition is not met. `now`: unix time."""
+        """Raise KeyExpired or NetworkNotAllowed if a condition is not met. `now`: unix time."""
         if now > self.valid_until:
             raise KeyExpired(self._expired())
-        if self.blocked:
-            raise KeyBlocked(f"{self.blocked} is blocked, and so is this API key. Ask whoever runs this gateway.")
         if self.networks and not is_in(address := address_of(), self.networks):
             raise NetworkNotAllowed(
                 f"This API key may not be used from {address or 'a Unix socket'}. Call from a network that it is for, "
@@ -49,16 +45,14 @@ class Holder:
         return f"This API key expired on {_shown(self.valid_until)}. Ask for a new one."
 
 
-def holder_of(record: AccessRecord, sha256: str, principal: Principal, blocked: str) -> Holder:
-    """Return the holder of a key. `sha256`: the key's hash, that of the record or the one before a rotation.
-
-    `blocked`: who is blocked of those that the key belongs to; empty: nobody."""
+def make_holder(record: AccessRecord, sha256: str, principal: Principal) -> Holder:
+    """Return the holder of a key. `sha256`: the key's hash, that of the record or the one before a rotation."""
     valid_until = math.inf if record.expires_at is None else record.expires_at
     is_replaced = sha256 != record.sha256 and record.previous_until < valid_until
     if is_replaced:
         valid_until = record.previous_until
-    is_conditional = bool(blocked or record.networks) or valid_until < math.inf
-    return Holder(principal, is_conditional, valid_until, is_replaced, blocked, networks_of(record.networks))
+    is_conditional = bool(record.networks) or valid_until < math.inf
+    return Holder(principal, is_conditional, valid_until, is_replaced, networks_of(record.networks))
 
 
 def networks_of(texts: Iterable[str]) -> tuple[Network, ...]:

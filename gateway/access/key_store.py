@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import redis.asyncio
 
@@ -22,6 +22,7 @@ from gateway.access.record_reader import POLL_S, RecordReader
 from gateway.store.outage import Outage, Unreadable, raise_if_cancelled
 from gateway.telemetry.metrics import Unread
 from workers.process.ticks import wait_tick
+from workers.redis.link import run_command
 
 FIRST = FIRST_KEY_NAME.encode()
 
@@ -39,9 +40,8 @@ class KeyCopy:
     def __len__(self) -> int:
         return len(self._index)
 
-    @property
-    def names(self) -> Collection[bytes]:
-        return self._index.names
+    def names(self) -> Iterator[list[bytes]]:
+        return self._index.names()
 
     def put(self, name: bytes, value: bytes) -> None:
         if self._index.value(name) == value and self._index.is_valid(name):
@@ -78,9 +78,8 @@ class SubjectCopy:
     def __len__(self) -> int:
         return len(self._values)
 
-    @property
-    def names(self) -> Collection[bytes]:
-        return self._values.keys()
+    def names(self) -> Iterator[list[bytes]]:
+        yield list(self._values)
 
     def put(self, name: bytes, value: bytes) -> None:
         if self._values.get(name) == value and name in self._records:
@@ -141,7 +140,7 @@ class KeyStore:
         finally:
             self._keep_first()
         if self._target.index.value(FIRST) is None:
-            await self._redis.execute_command(*changes.command([changes.offer(self._first, self._secret)]))
+            await run_command(self._redis, changes.command([changes.offer(self._first, self._secret)]))
 
     def _keep_first(self) -> None:
         index = self._target.index

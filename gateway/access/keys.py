@@ -8,15 +8,16 @@ from time import time
 
 from accounts.protocol.records import AccessRecord
 from gateway.access.directory import Directory
-from gateway.access.holder import Holder, holder_of
+from gateway.access.holder import Holder, make_holder
 from gateway.access.key_index import KeyIndex
 from gateway.call import Principal
 from gateway.errors import AuthenticationFailed, KeyMissing
 
-MAX_HOLDERS = 16_384
+MAX_HOLDERS = 32_768
 """Maximum number of holders that are kept; of further keys the record is decoded again at each use, in about 10 us."""
 
-HEADERS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
+AUTHORIZATION = b"authorization"
+HEADERS = (AUTHORIZATION, b"x-api-key", b"api-key", b"x-goog-api-key")
 """Headers that may have the key, in order of precedence. The first has it behind `Bearer`."""
 _HEADERS = frozenset(HEADERS)
 SCHEME = b"bearer"
@@ -67,19 +68,16 @@ class Keys:
     def authenticate(
         self, headers: Iterable[tuple[bytes, bytes]], address_of: Callable[[], str] = lambda: ""
     ) -> Principal:
-        """Return the principal of the key in the headers (HEADERS). `address_of` returns the caller's address.
-
-        Raises AuthenticationFailed (KeyMissing, KeyExpired), KeyBlocked, NetworkNotAllowed."""
+        """Return the principal of the key in the headers. Raises as `key_in` and `holder_of` do."""
         return self.holder_of(key_in(headers), address_of)
 
-    def holder_of(self, key: bytes, address_of: Callable[[], str] = lambda: "") -> Principal:
-        """Return the principal of a key. Raises as `authenticate` does."""
-        if self._version != self.directory.version:
-            self._holders.clear()
-            self._version = self.directory.version
-        # Keys are looked up by their hash: what the look-up's timing reveals about a hash does not help to find a key.
-        asked = hashlib.sha256(key).digest()
-        holder = self._holders.get(asked) or self._made(asked)
+    def holder_of(self, key: bytes | None, address_of: Callable[[], str] = lambda: "") -> Principal:
+        """Return the principal of a key; None: the request has none. `address_of` returns the caller's address.
+
+        Raises AuthenticationFailed (KeyMissing, KeyExpired), NetworkNotAllowed."""
+        if key is None:
+            raise KeyMissing("This request has no API key. Send `Authorization: Bearer <key>` or `x-api-key: <key>`.")
+        holder = self._find(key)
         if holder is None:
             raise AuthenticationFailed(
                 "This API key is not known here. Check it for missing characters; the first key lies in the file "
@@ -91,14 +89,26 @@ class Keys:
             self._verified(key)
         return holder.principal
 
+    def known(self, key: bytes) -> Principal | None:
+        """Return the principal of a key, valid now or not; None: the key is not known."""
+        holder = self._find(key)
+        return None if holder is None else holder.principal
+
+    def _find(self, key: bytes) -> Holder | None:
+        if self._version != self.directory.version:
+            self._holders.clear()
+            self._version = self.directory.version
+        # Keys are looked up by their hash: what the look-up's timing reveals about a hash does not help to find a key.
+        asked = hashlib.sha256(key).digest()
+        return self._holders.get(asked) or self._made(asked)
+
     def _made(self, sha256: bytes) -> Holder | None:
         record = self._fixed.get(sha256) or self._index.find(sha256)
         if record is None:
             return None
-        principal, blocked = self.directory.principal(record), self.directory.blocked(record)
         if len(self._holders) >= MAX_HOLDERS:
             self._holders.clear()
-        holder = self._holders[sha256] = holder_of(record, sha256.hex(), principal, blocked)
+        holder = self._holders[sha256] = make_holder(record, sha256.hex(), self.directory.principal(record))
         return holder
 
     def _forget(self, hashes: Iterable[bytes]) -> None:
@@ -106,20 +116,21 @@ class Keys:
             self._holders.pop(sha256, None)
 
 
-def key_in(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the API key in the headers. Raises KeyMissing if there is none, or one of two headers of the same name:
-    what stands between caller and gateway may have looked at the other one."""
-    found: dict[bytes, bytes] = {}
+def key_in(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the API key in the headers (HEADERS); None: there is none.
+
+    Raises KeyMissing if two headers of one name differ: what stands between caller and gateway may have looked at the
+    other one."""
+    found: dict[bytes, bytes] | None = None
     for name, value in headers:
         if name in _HEADERS:
-            given = value.strip()
-            if found.setdefault(name, given) != given:
+            if found is None:
+                found = {name: value}
+            elif found.setdefault(name, value) != value:
                 raise KeyMissing(f"This request has several headers `{name.decode()}`. Send one.")
-    for name in HEADERS:
-        key = found.get(name, b"")
-        if name == b"authorization":
-            scheme, _, key = key.partition(b" ")
-            key = key.strip() if scheme.lower() == SCHEME else b""
-        if key:
-            return key
-    raise KeyMissing("This request has no API key. Send `Authorization: Bearer <key>` or `x-api-key: <key>`.")
+    if found is None:
+        return None
+    scheme, _, key = found.get(AUTHORIZATION, b"").strip().partition(b" ")
+    if scheme.lower() == SCHEME and (key := key.strip()):
+        return key
+    return next((key for name in HEADERS[1:] if (key := found.get(name, b"").strip())), None)

@@ -20,7 +20,7 @@ from accounts.protocol.records import MAX_NAME_CHARS, AccessRecord
 from gateway.access.directory import Directory
 from gateway.back_pressure import provider_unavailable
 from gateway.call import Principal
-from gateway.errors import AuthenticationFailed, KeyBlocked, PermissionDenied, TokenNotAccepted
+from gateway.errors import AuthenticationFailed, PermissionDenied, TokenNotAccepted
 
 MAX_REMEMBERED = 10_000
 """Maximum number of verified tokens that are remembered; the one that was used longest ago is forgotten first."""
@@ -70,7 +70,7 @@ class Tokens:
     def authenticate(self, token: bytes) -> Principal:
         """Return the user whose token it is.
 
-        Raises AuthenticationFailed (TokenNotAccepted), PermissionDenied (KeyBlocked), ProviderUnavailable."""
+        Raises AuthenticationFailed (TokenNotAccepted), PermissionDenied, ProviderUnavailable."""
         asked = hashlib.sha256(token)
         known = self._verified.get(asked.digest())
         if known is None or not self._still_holds(known):
@@ -119,8 +119,6 @@ class Tokens:
         record = AccessRecord(
             name=_key_id(person.user), sha256=known.sha256, team=grant.team, role=grant.role, user=person.user
         )
-        if blocked := self._directory.blocked(record):
-            raise KeyBlocked(f"{blocked} is blocked, and so is this token. Ask whoever runs this gateway.")
         return self._directory.principal(record)
 
 

@@ -39,6 +39,7 @@ from workers import secret_file, sources
 from workers.commands import command
 from workers.protocol import keys
 from workers.protocol.exits import Exit
+from workers.redis.link import run_command
 from workers.supervisor.redis_process import private_url
 
 
@@ -101,7 +102,7 @@ async def _run(options: Namespace, settings: UpSettings) -> int:
             await _remove(client, options.name)
         else:
             key, record = _make_key(options)
-            await client.execute_command(*changes.command([changes.put(record, secret)]))
+            await run_command(client, changes.command([changes.put(record, secret)]))
             _show(key, record, secret)
     return 0
 
@@ -129,7 +130,7 @@ def _show(key: str, record: AccessRecord, secret: str) -> None:
 
 
 async def _remove(client: redis.asyncio.Redis, name: str) -> None:
-    if await client.execute_command(*changes.command([changes.delete(changes.KEY + name)])) == [0]:
+    if await run_command(client, changes.command([changes.delete(changes.KEY + name)])) == [0]:
         raise _Unusable(f"key: there is no record {name!r} in Redis; `paddock key list` shows them")
     print(f"removed  {name}; no gateway takes it 3 seconds from now")
 

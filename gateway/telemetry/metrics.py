@@ -113,6 +113,14 @@ LOSSES = DRAINED, LOST = "drained", "lost"
 LEASE_ENDS = VOID, CROWDED, EXPIRED = "void", "crowded", "expired"
 """Causes why a lease can end before its call does."""
 REFUSED_KINDS = ("record", "news")
+AUTHENTICATION_FAILURES = (
+    "missing",
+    "invalid_api_key",
+    "expired_api_key",
+    "blocked",
+    "network_not_allowed",
+    "role_not_allowed",
+)
 BEYOND_REASONS = ("address", "all", "descriptors")
 
 
@@ -157,6 +165,8 @@ class Metrics:
             self.unreadable.labels(name.value)
         for reason in BEYOND_REASONS:
             self.beyond.labels(reason)
+        for reason in AUTHENTICATION_FAILURES:
+            self.failed_authentications.labels(reason)
 
     def _declare_requests(self, requests: Group) -> None:
         self.requests = requests.counter(
@@ -172,6 +182,13 @@ class Metrics:
             "`caller`, `policy` (a bound that an operator has set), `worker`, `gateway` (its Redis included)",
             ("model", "who", "code"),
             When.ENDED,
+        )
+        self.failed_authentications = requests.counter(
+            "paddock_failed_authentications_total",
+            "requests that were refused for their API key, by `reason`: it is `missing`, or the error's code "
+            "(`invalid_api_key` is one that is not known, or no valid token)",
+            ("reason",),
+            When.HAPPENS,
         )
         self.in_flight = requests.gauge(
             "paddock_requests_in_flight",

@@ -101,6 +101,9 @@ class RequestLog:
 
     team: str = ""
     key_id: str = ""
+    end_user: str = ""
+    """Whoever uses the caller's program, as a key says that is trusted to name them (`names_end_users`); no log line
+    has it."""
 
     alias: str = ""
     stands_in: str = ""

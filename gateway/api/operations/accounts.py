@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import quote
 
 import aiohttp
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from accounts.protocol.caller import HEADER, Caller, seal_caller
+from gateway.access.proxies import TrustedProxies
 from gateway.api.http.diagnostics import name_headers, origin_headers, request_log_of
 from gateway.api.intake.body import read_body
 from gateway.back_pressure import accounts_unavailable
@@ -41,8 +43,9 @@ UNIX = "unix:"
 class AccountsRoute:
     """The handler of every route that the accounts service answers."""
 
-    def __init__(self, url: str, secret: str) -> None:
+    def __init__(self, url: str, secret: str, proxies: TrustedProxies) -> None:
         """`url`: `http://HOST:PORT`, or `unix:PATH` of its socket; empty: there is no accounts service."""
+        self._proxies = proxies
         self._path = url.removeprefix(UNIX) if url.startswith(UNIX) else ""
         self._base = URL("http://accounts" if self._path else url)
         self._is_set_up = bool(url)
@@ -72,8 +75,10 @@ class AccountsRoute:
         request = Request(scope)
         body = await read_body(scope, receive, MAX_BODY_BYTES, remedy=BODY_REMEDY)
         headers = {name: value for name, value in request.headers.items() if name in PASSED_ON}
-        headers[HEADER] = seal_caller(_caller(principal, request), self._secret)
-        url = self._base.with_path(scope["path"]).with_query(scope["query_string"].decode("latin-1"))
+        headers[HEADER] = seal_caller(self._caller(principal, request), self._secret)
+        # The query is sent as it came: it is encoded already.
+        target = f"{quote(scope['path'])}?{scope['query_string'].decode('latin-1')}".removesuffix("?")
+        url = URL(f"{self._base.origin()}{target}", encoded=True)
         try:
             async with self._session.request(
                 request.method, url, data=body, headers=headers, allow_redirects=False
@@ -84,20 +89,19 @@ class AccountsRoute:
                 raise  # the answer has begun: the connection ends without the rest
             raise accounts_unavailable() from error
 
-
-def _caller(principal: Principal, request: Request) -> Caller:
-    known = bool(principal.key_id)
-    return Caller(
-        key=principal.key_id,
-        user=principal.user,
-        team=principal.team,
-        organisation=principal.organisation if known else "",
-        role=principal.role if known else None,
-        address=request.client.host if request.client else "",
-        request_id=request_log_of(request.scope).request_id,
-        url=f"{request.url.scheme}://{request.url.netloc}",
-        at=time.time(),
-    )
+    def _caller(self, principal: Principal, request: Request) -> Caller:
+        known = bool(principal.key_id)
+        return Caller(
+            key=principal.key_id,
+            user=principal.user,
+            team=principal.team,
+            organisation=principal.organisation if known else "",
+            role=principal.role if known else None,
+            address=self._proxies.address_of(request.scope),
+            request_id=request_log_of(request.scope).request_id,
+            url=f"{self._proxies.scheme_of(request.scope)}://{request.url.netloc}",
+            at=time.time(),
+        )
 
 
 async def _pass_back(answer: aiohttp.ClientResponse, scope: Scope, send: Send) -> None:

@@ -33,7 +33,8 @@ def metrics_route_token(metrics_key: str) -> RouteToken:
     """Return the token of both routes, for operators who limit who may read them.
 
     Limiting them is useful: a team's counters, read before and after a call, show how long the call's prompt was."""
-    return RouteToken(metrics_key, "Only the key of PADDOCK_METRICS_KEY or an admin's API key may read metrics.")
+    refusal = "Only the key of PADDOCK_METRICS_KEY, or an API key with the role `metrics` or `admin`, may read metrics."
+    return RouteToken(metrics_key, refusal, frozenset({"admin", "metrics"}))
 
 
 class MetricsPage:

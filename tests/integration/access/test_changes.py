@@ -14,6 +14,7 @@ from accounts.protocol.records import AccessRecord, TeamRecord, digest, open_rec
 from gateway.store.client import connect
 from tests.support.redis_server import RedisServer, redis_binaries
 from workers.protocol import keys
+from workers.redis.link import run_command
 
 SECRET = "of-gateways"
 CI = AccessRecord(name="ci", sha256=digest("pk-ci"))
@@ -35,16 +36,18 @@ async def client(server: RedisServer) -> AsyncIterator[redis.asyncio.Redis]:
 
 
 async def changed(client: redis.asyncio.Redis, *changes: Change) -> list[int]:
-    answer: list[int] = await client.execute_command(*command(changes))
+    answer: list[int] = await run_command(client, command(changes))
     return answer
 
 
 async def versions(client: redis.asyncio.Redis) -> dict[str, float]:
     """Return member -> version, without the member that tells since when there are versions."""
-    found = await client.zrange(keys.ACCESS_CHANGES, 0, -1, withscores=True)
-    assert found[-1][0].startswith(b"begun:")
-    assert found[-1][1] == float("inf")
-    return {member.decode(): version for member, version in found[:-1]}
+    members = await run_command(client, ("ZRANGE", keys.ACCESS_CHANGES, 0, -1))
+    found = {member.decode(): float(await client.zscore(keys.ACCESS_CHANGES, member) or 0) for member in members}
+    begun, score = found.popitem()
+    assert begun.startswith("begun:")
+    assert score == float("inf")
+    return found
 
 
 async def test_each_change_has_a_version_above_all_earlier_ones(client: redis.asyncio.Redis) -> None:

@@ -1,0 +1,1 @@
+"""The accounts service, part by part."""
