@@ -15,7 +15,7 @@ from gateway.client.client import Connection
 from gateway.client.request import Request
 from gateway.client.transport import Server
 
-_ROUTE = re.compile(r"`GET /admin/(\w+)`")
+_LIST_ROUTE = re.compile(r"`GET /admin/(keys|teams|users|organisations|aliases|budgets|prices)`")
 _PARAMETER = re.compile(r"`\?(\w+)=true`")
 
 
@@ -102,7 +102,7 @@ def path_of(*parts: str) -> str:
 
 def told(error: AnswerError) -> str:
     """Return an error's message in one line, in the words of these commands in place of the API's."""
-    message = _ROUTE.sub(r"`paddock \1 list`", " ".join(error.message.split()))
+    message = _LIST_ROUTE.sub(r"`paddock \1 list`", " ".join(error.message.split()))
     return _PARAMETER.sub(lambda found: f"`--{found[1].replace('_', '-')}`", message)
 
 

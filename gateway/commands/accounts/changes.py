@@ -33,6 +33,7 @@ FILTERS = {
 STDIN = "-"
 UNTOLD = frozenset({"name", "hash", "created_at", "updated_at"})
 """Fields that a line about a change does not repeat."""
+TIMES = frozenset({"expires_at", "previous_until", "valid_from"})
 DEFAULTS: tuple[Any, ...] = (None, "", False, 0, 1.0, [], {})
 """Values of a new record that say nothing."""
 SIGNS = {"create": "+", "update": "~", "delete": "-"}
@@ -103,22 +104,24 @@ def differences(before: Document | None, after: Document | None) -> list[str]:
 def _texts(fields: Mapping[str, Sequence[Any]], is_new: bool) -> list[str]:
     """Return a text for each field. `fields`: name -> value before and after."""
     if is_new:
-        return [f"{name}={_value(after)}" for name, (_, after) in fields.items() if after not in DEFAULTS]
-    return [f"{name} {_value(before)} → {_value(after)}" for name, (before, after) in fields.items()]
+        return [f"{name}={_value(name, after)}" for name, (_, after) in fields.items() if after not in DEFAULTS]
+    return [f"{name} {_value(name, before)} → {_value(name, after)}" for name, (before, after) in fields.items()]
 
 
 def _fields(record: Document, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each field's name, with the objects that it is in, and its value."""
     for name, value in record.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict):
             yield from _fields(value, f"{path}{name}.")
         elif name not in UNTOLD or path:
             yield f"{path}{name}", value
 
 
-def _value(value: Any) -> str:
+def _value(name: str, value: Any) -> str:
     if value in (None, "", {}, []):
         return "none"
+    if name in TIMES and isinstance(value, float):
+        return layout.write_time(value)
     if isinstance(value, list) and all(isinstance(item, dict) and "amount" in item for item in value):
         return "; ".join(map(budget_text, value))
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -145,9 +145,10 @@ class Limit:
     is_size: bool = False
 
     def as_flag(self) -> Flag:
-        read = read_size if self.is_size else read_count
-        metavar = "SIZE" if self.is_size else "N"
-        return Flag(self.flag, f"{LIMITS}.{self.field}", self.words, metavar, removable(read))
+        field = f"{LIMITS}.{self.field}"
+        if self.is_size:
+            return Flag(self.flag, field, f"bytes {self.words}", "SIZE", removable(read_size))
+        return Flag(self.flag, field, self.words, "N", removable(read_count))
 
     def write(self, value: int | None) -> str:
         return layout.write_size(value) if self.is_size else layout.write_number(value)
@@ -161,9 +162,9 @@ ALL_LIMITS = (
     Limit("--tokens-per-month", "tokens_per_month", "tokens per month", "TOKENS/MONTH"),
     Limit("--max-prompt-tokens", "max_prompt_tokens", "tokens of a prompt", "PROMPT"),
     Limit("--max-tokens", "max_tokens", "tokens of an answer", "ANSWER"),
-    Limit("--stored-bytes", "stored_bytes", "bytes of stored responses and streams", "STORED", is_size=True),
+    Limit("--stored-bytes", "stored_bytes", "of stored responses and streams", "STORED", is_size=True),
     Limit("--stored-objects", "stored_objects", "stored responses and streams", "OBJECTS"),
-    Limit("--disk-bytes", "disk_bytes", "bytes of saved slots", "DISK", is_size=True),
+    Limit("--disk-bytes", "disk_bytes", "of saved slots", "DISK", is_size=True),
 )
 LIMIT_FLAGS = tuple(limit.as_flag() for limit in ALL_LIMITS)
 

@@ -38,11 +38,12 @@ class Kind:
         return (*self.flags, *limit_flags_beside(self.flags))
 
 
-def describe(kind: Kind, record: Document) -> str:
-    """Return a record as a card."""
+def describe(kind: Kind, record: Document, key: str = "") -> str:
+    """Return a record as a card. `key`: the secret of a key that was made."""
     limits = record["limits"]
     return card(
         {
+            "key": key,
             "name": record["name"],
             **kind.fields(record),
             "limits": "\n".join(f"{text} {words}" for words, _, text in _limits_of(limits)),
@@ -146,7 +147,7 @@ def _text(field: str, title: str) -> Column[Document]:
     return Column(title, lambda record: record[field])
 
 
-_NAME: Column[Document] = Column("NAME", lambda record: record["name"], is_always=True)
+NAME: Column[Document] = Column("NAME", lambda record: record["name"], is_always=True)
 _STATE: Column[Document] = Column("STATE", _state)
 _LIMITS: Column[Document] = Column("LIMITS", brief_limits)
 _MODELS: Column[Document] = Column("MODELS", lambda record: layout.write_list(record["aliases"]))
@@ -156,7 +157,7 @@ KEY = Kind(
     "keys",
     flags.KEY_FLAGS,
     (
-        _NAME,
+        NAME,
         _text("team", "TEAM"),
         _text("user", "USER"),
         _text("role", "ROLE"),
@@ -173,14 +174,14 @@ ORGANISATION = Kind(
     "organisation",
     "organisations",
     flags.ORGANISATION_FLAGS,
-    (_NAME, _STATE, _LIMITS),
+    (NAME, _STATE, _LIMITS),
     lambda record: {"state": _state(record)},
 )
 TEAM = Kind(
     "team",
     "teams",
     flags.TEAM_FLAGS,
-    (_NAME, _text("organisation", "ORGANISATION"), _STATE, _MODELS, _LIMITS),
+    (NAME, _text("organisation", "ORGANISATION"), _STATE, _MODELS, _LIMITS),
     _team_fields,
     ("organisation",),
 )
@@ -189,7 +190,7 @@ USER = Kind(
     "users",
     flags.USER_FLAGS,
     (
-        _NAME,
+        NAME,
         _text("email", "EMAIL"),
         Column("TEAMS", _memberships),
         Column("ROLE", lambda record: "admin" if record["admin"] else ""),
@@ -199,7 +200,7 @@ USER = Kind(
     _user_fields,
     ("team",),
 )
-ALIAS = Kind("alias", "aliases", flags.ALIAS_FLAGS, (_NAME, _LIMITS), lambda record: {}, can_block=False)
+ALIAS = Kind("alias", "aliases", flags.ALIAS_FLAGS, (NAME, _LIMITS), lambda record: {}, can_block=False)
 
 KINDS = (KEY, TEAM, USER, ORGANISATION, ALIAS)
 BY_NAME = {kind.name: kind for kind in KINDS}

@@ -8,7 +8,7 @@ from typing import Any
 from gateway.commands.accounts import flags, layout
 from gateway.commands.accounts.api import Answer, path_of
 from gateway.commands.accounts.flags import ALL_LIMITS, LIMIT_FLAGS, add_flags, document_of
-from gateway.commands.accounts.kinds import BY_NAME, Document, Kind, describe
+from gateway.commands.accounts.kinds import BY_NAME, NAME, Document, Kind, describe
 from gateway.commands.accounts.layout import Column, table
 from gateway.commands.accounts.parser import (
     Call,
@@ -79,8 +79,7 @@ def _list(call: Call) -> Result:
     kind = BY_NAME[call.options.kind]
     answer = call.api.get(path_of(kind.plural), limit=call.options.limit, cursor=call.options.cursor)
     limited = [record for record in answer.document["data"] if any(_limits(record).values())]
-    columns = [Column[Document]("NAME", lambda record: record["name"], is_always=True)]
-    columns += [_column(limit) for limit in ALL_LIMITS]
+    columns = (NAME, *map(_column, ALL_LIMITS))
     shown = table(columns, limited, call.width) if limited else f"None of the {kind.plural} has limits."
     return Result(answer, shown + more_text(answer))
 

@@ -97,7 +97,9 @@ def _add_request(parser: Parser) -> None:
 def _list(kind: Kind, call: Call) -> Result:
     query = {name: getattr(call.options, name) for name in (*kind.filters, "limit", "cursor")}
     answer = call.api.get(path_of(kind.plural), **query)
-    return Result(answer, table(kind.columns, answer.document["data"], call.width) + more_text(answer))
+    found = answer.document["data"]
+    shown = table(kind.columns, found, call.width) if found else f"There are no {kind.plural}."
+    return Result(answer, shown + more_text(answer))
 
 
 def _show(kind: Kind, call: Call) -> Result:
@@ -149,7 +151,7 @@ def _minted(call: Call, path: str, body: object) -> Result:
             "shows it and makes no second one"
         ) from None
     key = answer.document["key"]
-    shown = f"{card({'key': key})}\n{describe(KEY, answer.document)}"
+    shown = describe(KEY, answer.document, key)
     return Result(answer, _with_warning(answer, f"{shown}\n\n{KEEP.format(key=key)}"))
 
 
