@@ -25,6 +25,7 @@ from accounts.api.keys import KeyRoutes
 from accounts.api.subjects import subject_rows
 from accounts.database.database import Database, open_database
 from accounts.database.upgrade import SchemaKeeper
+from accounts.ledger.writer import LedgerWriter
 from accounts.oidc.providers import Providers
 from accounts.protocol.sign_on import read_sign_on
 from accounts.settings import AccountsSettings
@@ -75,7 +76,8 @@ def build(settings: AccountsSettings, redis: redis.asyncio.Redis) -> Accounts:
     sign_on = sign_on_part(Providers(read_sign_on(settings.oidc)), changes)
     rows = (WHOAMI, *access_rows(changes, secret), *sign_on.rows)
     document = Document(rows)
-    return Accounts(build_api((*rows, *document.rows()), secret), database, keeper, (publisher, sign_on))
+    parts = (publisher, LedgerWriter(redis, database), sign_on)
+    return Accounts(build_api((*rows, *document.rows()), secret), database, keeper, parts)
 
 
 def access_rows(changes: Changes, secret: str) -> tuple[RouteRow, ...]:

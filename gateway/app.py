@@ -77,8 +77,10 @@ from gateway.store.outage import Outage, Unreadable
 from gateway.store.queue_inspector import QueueInspector
 from gateway.store.responses import ResponseRecords
 from gateway.store.streams import StreamBounds, StreamLog, StreamQuota
+from gateway.store.usage import UsageStream
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, WrittenPrompts
+from gateway.usage.usage import Usage, open_usage
 from workers import secret_file
 from workers.http_server.pacer import KnownCallers
 from workers.models import catalog
@@ -115,6 +117,7 @@ class App:
     in_flight: InFlightRequests
     callers: KnownCallers
     accounts: AccountsRoute
+    usage: Usage
     providers: Providers
 
     @asynccontextmanager
@@ -124,7 +127,7 @@ class App:
         for refresh in (self.fleet.refresh, self.desired_adapters.refresh, self.key_store.refresh):
             with start.survive():  # each part goes on trying by itself
                 await refresh()
-        async with self.accounts.running(), asyncio.TaskGroup() as tasks:
+        async with self.accounts.running(), self.usage.closing(), asyncio.TaskGroup() as tasks:
             parts = (
                 self.relay,
                 self.fleet,
@@ -135,6 +138,7 @@ class App:
                 self.desired_adapters,
                 self.reconciler,
                 self.gauges,
+                self.usage,
                 HeapUpkeep(),
             )
             background = [tasks.create_task(part.run()) for part in parts]
@@ -215,6 +219,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         in_flight=core.in_flight,
         callers=core.callers,
         accounts=accounts,
+        usage=core.usage,
         providers=providers,
     )
 
@@ -243,6 +248,7 @@ class _Core:
     gauges: GaugeCollector
     is_leaving: Callable[[], bool]
     first: FirstWorkers
+    usage: Usage
 
 
 def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
@@ -276,7 +282,8 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
     limits, adapters = _limits(settings), CallAdapters(fleet, desired_adapters)
     dispatcher = Dispatcher(fleet, admission, relay, metrics, limits, adapters)
-    resolver = CallResolver(names, fleet, metrics, limits)
+    usage = _usage(settings, redis, metrics)
+    resolver = CallResolver(names, fleet, metrics, limits, usage.begin)
     pipeline = Pipeline(dispatcher, adapters, limits, prompts)
     leaving = partial(_is_leaving, in_flight, resolver)
     sockets = Sockets(settings.max_sockets, settings.max_sockets_per_key)
@@ -301,6 +308,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         gauges=GaugeCollector(metrics, fleet, admission, dispatcher.workers, names.models, leaving, sockets),
         is_leaving=leaving,
         first=first,
+        usage=usage,
     )
 
 
@@ -334,7 +342,7 @@ def _handlers(
     enabled = EnabledRoutes(settings.slots_endpoint, settings.metrics_endpoint)
     circuits, queues = core.dispatcher.workers.circuits, QueueInspector(redis)
     targets = [address for address in settings.gateway_targets.split(",") if address]
-    shared_port = settings.port if targets else None
+    shared_ports = (settings.port, settings.admin_port) if targets else ()
     ready = Ready(redis, fleet, core.admission, core.is_leaving, names.models, core.first, desired_models)
     return {
         "chat": calls.generate(chat, takes_media=True),
@@ -356,7 +364,7 @@ def _handlers(
         "ready": ready.answer,
         "drain": DrainRoute(core.in_flight, resolver, pipeline, core.sockets).answer,
         "explain": ExplainRoute(reader, pipeline.adapters, circuits, fleet, core.admission, queues, chat).answer,
-        "metrics": MetricsPage(core.metrics.registry, core.gauges.update, shared_port, targets).answer,
+        "metrics": MetricsPage(core.metrics.registry, core.gauges.update, shared_ports, targets).answer,
         "targets": Targets(fleet, targets).answer,
         **native_handlers(calls, reader, fleet, core.desired_adapters, desired_models, chat, enabled),
         **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),
@@ -381,6 +389,14 @@ def _limits(settings: GatewaySettings) -> Limits:
         settings.retry_share,
         settings.answer_timeout_s or settings.request_timeout_s,
     )
+
+
+def _usage(settings: GatewaySettings, redis: redis.asyncio.Redis, metrics: Metrics) -> Usage:
+    """Return what keeps the usage of calls; without an accounts service nobody would read it, and none is kept."""
+    if not settings.accounts_url:
+        return Usage(None, None)
+    stream = UsageStream(redis, settings.usage_stream_max)
+    return open_usage(settings.state_dir, settings.usage_journal_mib * MIB, stream, metrics)
 
 
 def _recordings(settings: GatewaySettings, redis: redis.asyncio.Redis, gateway_id: str) -> Recordings:

@@ -58,6 +58,8 @@ class Principal:
     """Those of organisation, team, user and key that have limits."""
     blocked: str = ""
     """Which of them is blocked, such as `The team 'red'`; empty: none."""
+    by_token: bool = False
+    """Whether it is a user with a token of an identity provider, who has no key: `key_id` only names the calls."""
 
     def may_use(self, alias: str) -> bool:
         return self.aliases is None or alias in self.aliases

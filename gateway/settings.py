@@ -135,6 +135,22 @@ class GatewaySettings(GatewaySecret):
             description="share of max_connections that requests of one key may have under way; further ones get a 429",
         ),
     ] = 0.5
+    usage_stream_max: Annotated[
+        int,
+        Field(
+            ge=16,
+            description="most entries of the stream in which usage of calls travels through Redis, each of 100 calls "
+            "at most; what does not fit waits on the gateways' disks",
+        ),
+    ] = 2000
+    usage_journal_mib: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="most usage of calls that this gateway keeps on disk while the database takes none, MiB (about "
+            "3,000 calls each); further records are dropped, and counted",
+        ),
+    ] = 256
     metrics_key: Annotated[
         str,
         Field(

@@ -130,7 +130,7 @@ REDIS_URLS = frozenset({"database_url", "redis_url", "worker_redis_url"})
 SECRETS = frozenset(
     {
         *("api_key", "api_keys", "cache_secret", "gateway_secret", "metrics_key", "oidc", "otlp_headers"),
-        "worker_secret",
+        *("webhook_secret", "webhook_url", "worker_secret"),
     }
 )
 

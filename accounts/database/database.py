@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, text, union_all
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnection
@@ -128,3 +128,11 @@ def _sqlite(url: Any) -> Engine:
             connection.execute(f"PRAGMA {pragma}")
 
     return engine
+
+
+def united(selects: Sequence[Any]) -> Any:
+    """Return the rows of all selects together, which have the same columns.
+
+    The types are plain, since mypy 2.4 ends with an internal error over those of `union_all`."""
+    together: Callable[..., Any] = union_all
+    return together(*selects) if len(selects) > 1 else selects[0]

@@ -28,8 +28,8 @@ from sqlalchemy import (
     UniqueConstraint,
     column,
     literal_column,
-    quoted_name,
 )
+from sqlalchemy.sql import quoted_name
 
 metadata = MetaData(
     naming_convention={
@@ -152,7 +152,8 @@ audit = Table(
 
 
 def _unlike(name: str, value: str) -> ColumnElement[bool]:
-    return column(quoted_name(name, quote=True)) != literal_column(f"'{value}'")  # `user` is a function of PostgreSQL
+    # Quoted: PostgreSQL has a function `user`. A migration is written on SQLite, which has none.
+    return column(quoted_name(name, quote=True)) != literal_column(f"'{value}'")
 
 
 MOSTLY = {"user": _unlike("user", ""), "end_user": _unlike("end_user", ""), "outcome": _unlike("outcome", "ok")}

@@ -6,8 +6,6 @@ Source: RFC 6265bis, section 4.1.3.
 
 from __future__ import annotations
 
-from http.cookies import CookieError, SimpleCookie
-
 from starlette.responses import Response
 
 from accounts.protocol.sign_on import PLAIN_COOKIE, SECURE_COOKIE
@@ -40,11 +38,9 @@ def drop_session(response: Response, is_secure: bool) -> None:
 
 def login_of(header: str, state: str, is_secure: bool) -> str:
     """Return the cookie of a sign-in from a request's header `cookie`; empty: there is none."""
-    try:
-        found = SimpleCookie(header).get(login_name(state, is_secure))
-    except CookieError:
-        return ""
-    return found.value if found is not None else ""
+    wanted = login_name(state, is_secure)
+    parts = (part.strip().partition("=") for part in header.split(";"))
+    return next((value for name, _, value in parts if name == wanted), "")
 
 
 def login_name(state: str, is_secure: bool) -> str:

@@ -50,7 +50,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Given(msgspec.Struct, frozen=True, kw_only=True):
-    """What single sign-on has given a user."""
+    """The teams and the role that single sign-on has given a user."""
 
     issuer: str = ""
     subject: str = ""

@@ -1,1 +1,1 @@
-"""Usage and money: pages of calls, sums, exports, prices, budgets and their webhooks, and how long all is kept."""
+"""The usage of calls: pages, sums, exports, LiteLLM's spend logs, and how long all is kept."""

@@ -15,11 +15,19 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Row, Select, literal_column, select, tuple_
 
 from accounts.database.schema import MOSTLY, usage
+from accounts.protocol.usage import LEFT
 from accounts.usage.query import Calls
 
 MAX_SCANNED = 20_000
 SEARCH_S = 0.4
 """Seconds after which a page that is not full looks no further."""
+COLUMNS = (
+    *("id", "request_id", "started_at", "ended_at", "route", "outcome", "status", "organisation", "team", "key"),
+    *("user", "end_user", "alias", "model", "adapter", "prompt_tokens", "cached_tokens", "completion_tokens"),
+    *("media_tokens", "queue_ms", "compute_ms", "cost", "trace_id"),
+)
+"""Fields of a call, as lists and exports have them. `cost` is in the currency of the price list."""
+
 OK = "ok"
 """Outcome of the calls that did not fail."""
 INDEXED = ("request_id", "key", "user", "end_user", "team", "alias", "model")
@@ -27,7 +35,7 @@ INDEXED = ("request_id", "key", "user", "end_user", "team", "alias", "model")
 
 
 ORDER = (usage.c.ended_at, usage.c.id)
-NOTHING = literal_column("''")
+NOTHING: ColumnElement[str] = literal_column("''")
 
 
 class Place(NamedTuple):
@@ -83,7 +91,7 @@ class _Scan:
             index, end = self._rarest(after)
         others = [_looked_up(name, value) for name, value in self._calls.equal.items() if name != index]
         if self._calls.is_failed:
-            others.append(usage.c.outcome != OK)
+            others.append(usage.c.outcome.not_in((OK, *sorted(LEFT))))
         asked = select(usage).where(*self._in_index(index, after), *self._up_to(end), *others)
         rows = self._connection.execute(self._ordered(asked).limit(limit + 1)).all()
         if len(rows) > limit:

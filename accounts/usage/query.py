@@ -16,8 +16,9 @@ from accounts.errors import Forbidden, Invalid
 from accounts.protocol.caller import Caller
 
 FAILED = "failed"
-"""Value of the filter `outcome` for all calls that did not end with `ok`."""
+"""Value of the filter `outcome` for all calls that count as failed (`accounts.protocol.usage.is_failed`)."""
 MAX_CURSOR_CHARS = 4096
+MAX_TIME = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
 
 Text = Annotated[str, Meta(max_length=256)]
 
@@ -47,13 +48,13 @@ class Calls:
     equal: Mapping[str, str]
     """Column of `usage` -> the value that it has."""
     is_failed: bool = False
-    """Only calls that did not end with `ok`."""
+    """Only calls that count as failed."""
 
 
-SelectionT = TypeVar("SelectionT", bound=Selection)
+QueryT = TypeVar("QueryT", bound=msgspec.Struct)
 
 
-def parse(query: Mapping[str, str], kind: type[SelectionT]) -> SelectionT:
+def parse(query: Mapping[str, str], kind: type[QueryT]) -> QueryT:
     """Return a request's query. Raises Invalid, which names the parameter."""
     try:
         return msgspec.convert(query, kind, strict=False)
@@ -98,18 +99,25 @@ def time_of(text: str, name: str) -> float | None:
     An empty text is None. Raises Invalid."""
     if not text:
         return None
+    at = _seconds(text)
+    if at is None or not 0 <= at < MAX_TIME:
+        raise Invalid(
+            f"`{name}` is no time: {text[:40]!r}. Give a date (2026-11-28), a time (2026-11-28T12:00:00Z) or unix "
+            "seconds.",
+            param=name,
+        )
+    return at
+
+
+def _seconds(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
         pass
     try:
-        time = datetime.fromisoformat(text.replace(" ", "+") if text.count(" ") and "T" in text else text)
+        time = datetime.fromisoformat(text.replace(" ", "+"))  # a `+` in a query that is not encoded is a blank
     except ValueError:
-        raise Invalid(
-            f"`{name}` is no time: {text[:40]!r}. Give a date (2026-11-28), a time (2026-11-28T12:00:00Z) or unix "
-            "seconds.",
-            param=name,
-        ) from None
+        return None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -14,18 +14,12 @@ from starlette.responses import Response
 from accounts.api.api import USERS, AdminRequest, RouteRow, answer
 from accounts.database.database import Database
 from accounts.errors import Invalid
-from accounts.usage.calls import Place, read_page
-from accounts.usage.prices import NANO, read_currency
+from accounts.usage.calls import COLUMNS, Place, read_page
+from accounts.usage.money import NANO, read_currency
 from accounts.usage.query import Selection, calls_of, parse, read_cursor, write_cursor
-from accounts.usage.summary import DAY_S, GROUPS, SUMS, TIMES, Summary, summarise
+from accounts.usage.summary import DAY_S, GROUPS, TIMES, Summary, summarise
 
 MAX_CALLS, MAX_GROUPS = 1000, 10_000
-COLUMNS = (
-    *("id", "request_id", "started_at", "ended_at", "route", "outcome", "status", "organisation", "team", "key"),
-    *("user", "end_user", "alias", "model", "adapter", "prompt_tokens", "cached_tokens", "completion_tokens"),
-    *("media_tokens", "queue_ms", "compute_ms", "cost", "trace_id"),
-)
-"""Fields of a call, as lists and exports have them. `cost` is in the currency of the price list."""
 
 
 class CallsQuery(Selection, frozen=True, kw_only=True):
@@ -80,7 +74,8 @@ class UsageRoutes:
             summary = summarise(connection, calls, groups, time.time(), asked.limit, after)
             currency = read_currency(connection)
         following = write_cursor(tuple(summary.rows[-1][name] for name in groups)) if summary.is_cut else None
-        return answer({**_shown_range(summary), "currency": currency, "data": _shown_rows(summary), "next": following})
+        shown = {"from": shown_time(summary.begins_at), "to": shown_time(summary.ends_at), "currency": currency}
+        return answer({**shown, "data": _shown_rows(summary, groups), "next": following})
 
 
 def call_of(row: Row[Any]) -> dict[str, Any]:
@@ -97,22 +92,18 @@ def _groups_of(text: str) -> tuple[str, ...]:
     return groups
 
 
-def _shown_range(summary: Summary) -> dict[str, str]:
-    return {"from": _shown_time(summary.begins_at), "to": _shown_time(summary.ends_at)}
+def _shown_rows(summary: Summary, groups: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the sums as answers have them: costs in the currency, times by ISO 8601."""
+    rows: list[dict[str, Any]] = list(summary.rows)
+    for row in rows:
+        row["cost"] = row.pop("cost_nano") / NANO
+    for name in set(TIMES) & set(groups):
+        for row in rows:
+            row[name] = shown_time(row[name])
+    return rows
 
 
-def _shown_rows(summary: Summary) -> list[dict[str, Any]]:
-    return [_shown_row(row) for row in summary.rows]
-
-
-def _shown_row(row: Mapping[str, str | int]) -> dict[str, Any]:
-    shown = {
-        name: _shown_time(int(value)) if name in TIMES else value for name, value in row.items() if name != SUMS[-1]
-    }
-    return {**shown, "cost": int(row[SUMS[-1]]) / NANO}
-
-
-def _shown_time(at: int) -> str:
+def shown_time(at: int) -> str:
     time = datetime.fromtimestamp(at, UTC)
     if at % DAY_S:
         return time.isoformat().replace("+00:00", "Z")

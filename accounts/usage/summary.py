@@ -7,14 +7,26 @@ Hours, days and months are those of UTC.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, FromClause, Table, func, literal, select, tuple_, union_all
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    FromClause,
+    Table,
+    func,
+    literal,
+    select,
+    tuple_,
+)
 from sqlalchemy import cast as cast_to
 
+from accounts.database.database import united
 from accounts.database.schema import usage_days, usage_end_users, usage_hours, usage_months
 from accounts.errors import Invalid
 from accounts.usage.query import Calls
@@ -40,6 +52,11 @@ class Piece:
     begins_at: int
     ends_at: int
 
+    @property
+    def time(self) -> Column[Any]:
+        """The table's column of times."""
+        return self.table.primary_key.columns[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -47,7 +64,7 @@ class Summary:
 
     begins_at: int
     ends_at: int
-    rows: Sequence[Mapping[str, str | int]]
+    rows: Sequence[dict[str, str | int]]
     """Names of the groups and of `SUMS` -> values. Times are unix seconds."""
     is_cut: bool
     """Whether there are more groups."""
@@ -64,13 +81,16 @@ def summarise(
     """Return the sums of calls, at most `limit` groups after a group. `calls` has a begin. Raises Invalid."""
     begins_at, ends_at = int(calls.begins_at or 0), int(-(-(calls.ends_at or now) // 1))
     pieces = _pieces(calls, groups, begins_at, ends_at, now)
-    parts = union_all(*(_part(piece, calls, groups) for piece in pieces)).subquery()
+    selected = [_part(piece, calls, groups) for piece in pieces]
+    parts = united(selected).subquery()
     keys = [parts.c[name] for name in groups]
     sums = [cast_to(func.coalesce(func.sum(parts.c[name]), 0), BigInteger).label(name) for name in SUMS]
-    asked = select(*keys, *sums).group_by(*keys).order_by(*keys).limit(limit + 1)
+    columns: list[ColumnElement[Any]] = [*keys, *sums]
+    asked = select(*columns).group_by(*keys).order_by(*keys).limit(limit + 1)
     if after is not None and keys:
         asked = asked.where(tuple_(*keys) > after)
-    rows = [dict(row._mapping) for row in connection.execute(asked)]
+    names = (*groups, *SUMS)
+    rows = [dict(zip(names, row, strict=True)) for row in connection.execute(asked)]
     begins_at, ends_at = min(piece.begins_at for piece in pieces), max(piece.ends_at for piece in pieces)
     return Summary(begins_at, ends_at, rows[:limit], len(rows) > limit)
 
@@ -92,10 +112,10 @@ def _pieces(calls: Calls, groups: Sequence[str], begins_at: int, ends_at: int, n
         return (Piece(usage_hours, begins_at, ends_at),)
     if ends_at > now:
         ends_at = -(-ends_at // DAY_S) * DAY_S  # nothing has ended later than now
-    return tuple(_cut(begins_at, ends_at, has_months="day" not in groups))
+    return tuple(cut_range(begins_at, ends_at, has_months="day" not in groups))
 
 
-def _cut(begins_at: int, ends_at: int, *, has_months: bool) -> Iterator[Piece]:
+def cut_range(begins_at: int, ends_at: int, *, has_months: bool) -> Iterator[Piece]:
     """Yield the pieces of a range of whole hours: as many whole months and days as are in it, and the hours beside."""
     first, last = -(-begins_at // DAY_S) * DAY_S, ends_at // DAY_S * DAY_S
     if first >= last:
@@ -130,9 +150,8 @@ def _month_end(at: int) -> int:
 
 def _part(piece: Piece, calls: Calls, groups: Sequence[str]) -> Any:
     table = piece.table
-    time = next(iter(table.primary_key.columns))
     columns = [_day_of(table).label(name) if name == "day" else table.c[name].label(name) for name in groups]
-    conditions = [time >= piece.begins_at, time < piece.ends_at]
+    conditions = [piece.time >= piece.begins_at, piece.time < piece.ends_at]
     conditions += [table.c[name] == value for name, value in calls.equal.items()]
     return select(*columns, *(table.c[name] for name in SUMS)).where(*conditions)
 

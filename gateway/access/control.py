@@ -16,9 +16,7 @@ from starlette.types import Scope
 
 from accounts.protocol.records import Role
 from gateway.access.brakes import Brakes
-from gateway.access.cookies import credential_of
-from gateway.access.end_users import end_user_in
-from gateway.access.keys import Keys, key_in
+from gateway.access.keys import Keys, credential_of, key_in
 from gateway.access.proxies import TrustedProxies
 from gateway.access.team_starts import TeamStarts
 from gateway.access.tokens import Tokens
@@ -32,6 +30,7 @@ from gateway.errors import (
     RoleNotAllowed,
     TokenNotAccepted,
 )
+from gateway.telemetry.end_user import EndUser
 from gateway.telemetry.request_log import RequestLog
 
 COUNTED = "paddock.counted_key"
@@ -127,7 +126,7 @@ class AccessControl:
             raise
         request_log.asked_by(principal)
         if principal.names_end_users:
-            request_log.end_user = end_user_in(scope["headers"])
+            request_log.ignored.end_user = EndUser(scope["headers"])
         self._begin(scope, principal.key_id)
         await self.starts.start(principal.team)
         if access is ADMIN and not principal.admin:

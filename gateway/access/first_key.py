@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import secrets
 import tempfile
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from accounts.protocol import changes
+from accounts.protocol.key_format import new_key
 from accounts.protocol.records import FIRST_KEY_NAME, AccessRecord, first_record, is_bare, open_record
 from gateway.store.outage import is_of_one_name
 from workers.protocol import keys
@@ -21,8 +21,6 @@ from workers.redis.link import run_command
 log = logging.getLogger(__name__)
 
 FILE_NAME = "first-key"
-PREFIX = "pk-"
-NUM_RANDOM_BYTES = 32
 
 
 def path_in(state_dir: Path) -> Path:
@@ -45,7 +43,7 @@ async def settle(redis: redis.asyncio.Redis, secret: str, preset: str, state_dir
     path = path_in(state_dir)
     own = preset or read_file(path)
     if not own:
-        own = PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
+        own = new_key()
         _write_new(path, own)
     return first_record(own)
 
@@ -59,7 +57,7 @@ async def _settle(redis: redis.asyncio.Redis, secret: str, preset: str, state_di
         return await _offer_found(redis, secret, first_record(found), path)
     if (held := await _read_redis(redis, secret)) is not None:
         return _yield_to(held, path)
-    made = PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
+    made = new_key()
     if not _write_new(path, made):
         # Another gateway with this state folder was faster.
         return await _offer_found(redis, secret, first_record(read_file(path) or made), path)

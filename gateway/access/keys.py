@@ -1,4 +1,9 @@
-"""Authenticates a request: finds the holder of the API key in its headers."""
+"""Authenticates a request: finds the holder of the API key in its headers, or in the cookie of whoever signed in.
+
+A browser sends cookies with requests that other pages make it send. So they count only where such a request does no
+harm: for reading what the console shows, and for what a page of this very origin asks. Source: RFC 6265bis; W3C Fetch
+Metadata Request Headers; WHATWG Fetch, "Origin header".
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,10 @@ import hashlib
 from collections.abc import Callable, Iterable
 from time import time
 
+from starlette.types import Scope
+
 from accounts.protocol.records import AccessRecord
+from accounts.protocol.sign_on import PLAIN_COOKIE, SECURE_COOKIE
 from gateway.access.directory import Directory
 from gateway.access.holder import Holder, make_holder
 from gateway.access.key_index import KeyIndex
@@ -21,6 +29,9 @@ HEADERS = (AUTHORIZATION, b"x-api-key", b"api-key", b"x-goog-api-key")
 """Headers that may have the key, in order of precedence. The first has it behind `Bearer`."""
 _HEADERS = frozenset(HEADERS)
 SCHEME = b"bearer"
+_SECURE, _PLAIN = SECURE_COOKIE.encode(), PLAIN_COOKIE.encode()
+CONSOLE = "/admin/"
+"""Beginning of the paths that any page may link to: GET changes nothing there."""
 
 
 class Keys:
@@ -134,3 +145,47 @@ def key_in(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     if scheme.lower() == SCHEME and (key := key.strip()):
         return key
     return next((key for name in HEADERS[1:] if (key := found.get(name, b"").strip())), None)
+
+
+def credential_of(scope: Scope) -> bytes | None:
+    """Return the API key or token of a request, or the session key in its cookie; None: it has none.
+
+    Raises KeyMissing."""
+    key = key_in(scope["headers"])
+    return key if key is not None else session_key(scope)
+
+
+def session_key(scope: Scope) -> bytes | None:
+    """Return the session key in a request's cookie; None: it has none. Raises KeyMissing if the request may come from
+    a page of another origin."""
+    headers = dict[bytes, bytes](scope["headers"])
+    key = _cookie(headers.get(b"cookie", b""))
+    if not key:
+        return None
+    if scope["method"] == "GET" and scope["path"].startswith(CONSOLE):
+        return key
+    if not _is_of_this_origin(scope, headers):
+        raise KeyMissing(
+            "The cookie of your sign-in counts only for requests from this address's own pages. Send an API key, as "
+            "`Authorization: Bearer <key>`."
+        )
+    return key
+
+
+def _is_of_this_origin(scope: Scope, headers: dict[bytes, bytes]) -> bool:
+    """Return whether the browser says that a page of this origin sent the request."""
+    fetched_by = headers.get(b"sec-fetch-site")
+    if fetched_by is not None:
+        return fetched_by == b"same-origin"
+    host = headers.get(b"host", b"")
+    # TLS may end before this gateway, which then takes its own scheme for http.
+    origins = [b"https://" + host, *([] if scope["scheme"] in ("https", "wss") else [b"http://" + host])]
+    return bool(host) and headers.get(b"origin") in origins
+
+
+def _cookie(header: bytes) -> bytes:
+    """Return the session cookie in a header `cookie`; empty: there is none."""
+    if _PLAIN not in header:
+        return b""
+    cookies = {name: value for name, _, value in (part.strip().partition(b"=") for part in header.split(b";"))}
+    return cookies.get(_SECURE) or cookies.get(_PLAIN, b"")

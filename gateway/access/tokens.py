@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accounts.oidc.people import Person, granted, person_of
 from accounts.oidc.providers import KnownProvider, Providers
@@ -119,7 +119,7 @@ class Tokens:
         record = AccessRecord(
             name=_key_id(person.user), sha256=known.sha256, team=grant.team, role=grant.role, user=person.user
         )
-        return self._directory.principal(record)
+        return replace(self._directory.principal(record), by_token=True)
 
 
 def _key_id(user: str) -> str:

@@ -99,7 +99,7 @@ def test_a_token_itself_calls_a_model(front: SignOnFront) -> None:
     token = front.provider.token()
     assert answers(front, token)
     told = front.whoami(token).json()
-    assert (told["key"], told["user"], told["team"]) == ("user:ann@example.com", "ann@example.com", "red")
+    assert (told["key"], told["user"], told["team"]) == ("", "ann@example.com", "red")
 
 
 def test_a_program_gets_the_key_of_whoever_signs_in_by_its_browser(front: SignOnFront) -> None:

@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from tests.security.attack import Attack, Target
+from tests.security.attack import Attack, Fleet, Target
 from tests.security.attacks import all_attacks
 from tests.security.fleet import attacked_fleet
 from tests.security.trial import Bounds, Outcome, try_attacks, undisturbed, warm_up
@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--url", default="", help="a gateway that runs already")
     parser.add_argument("--model", default="", help="the model to ask for there")
     parser.add_argument("--worker-url", default="", help="a worker's own address, for attacks on its port")
+    parser.add_argument("--authority", default="", help="the file of who vouches for its certificate (TLS)")
     parser.add_argument("--pid", action="append", default=[], metavar="NAME=PID", help="a process to watch")
     asked = parser.parse_args()
     chosen = _chosen(asked.only)
@@ -51,21 +52,21 @@ def main() -> int:
     if asked.url:
         pids = {name: int(pid) for name, _, pid in (each.partition("=") for each in asked.pid)}
         keys = (os.environ["ATTACKER_KEY"], os.environ["VICTIM_KEY"])
-        target = Target(asked.url.rstrip("/"), asked.model, *keys, asked.worker_url.rstrip("/"))
+        target = Target(asked.url.rstrip("/"), asked.model, *keys, asked.worker_url.rstrip("/"), asked.authority)
         failed = asyncio.run(_try_all(chosen, target, asked.seconds, pids, bounds))
     else:
-        failed = sum(_try_here(chosen, wide, asked.seconds, bounds) for wide in (False, True))
+        failed = sum(_try_here(chosen, kind, asked.seconds, bounds) for kind in Fleet)
     print(f"{len(chosen)} attacks, {failed} got through")
     return 1 if failed else 0
 
 
-def _try_here(chosen: list[Attack], wide: bool, seconds: float, bounds: Bounds) -> int:
-    """Try those that are aimed at such a model, on a fleet of their own; returns how many got through."""
-    aimed = [attack for attack in chosen if attack.is_wide == wide]
+def _try_here(chosen: list[Attack], kind: Fleet, seconds: float, bounds: Bounds) -> int:
+    """Try those that are aimed at such a fleet, on one of their own; returns how many got through."""
+    aimed = [attack for attack in chosen if attack.fleet is kind]
     if not aimed:
         return 0
     cores = os.sched_getaffinity(0)
-    with attacked_fleet(measured=True, wide=wide) as (target, pids):
+    with attacked_fleet(kind, measured=True) as (target, pids):
         os.sched_setaffinity(0, {max(cores)})
         try:
             return asyncio.run(_try_all(aimed, target, seconds, pids, bounds))
@@ -89,7 +90,8 @@ async def _try_all(
     await warm_up(target)
     await undisturbed(target, WARM_UP_S)
     for attack in attacks:
-        if attack.needs_worker and not target.worker_url:
+        is_away = attack.needs_worker and not target.worker_url
+        if is_away or (attack.fleet is Fleet.ENCRYPTED and not target.is_encrypted):
             continue
         calm = await undisturbed(target)
         outcome = await try_attacks([(attack, seconds)], target, calm, pids, bounds)

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import io
 import json
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import aiohttp
 
@@ -25,13 +27,20 @@ class Target:
     victim_key: str
     worker_url: str = ""
     """A worker's own address; empty: attacks that need it are left out."""
+    authority: str = ""
+    """The file of those who vouch for the gateway's certificate; empty: this machine knows them."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.url.startswith("https:")
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncGenerator[aiohttp.ClientSession, None]:
         """Open a session whose requests carry the attacker's key and end after half a minute."""
         headers = {"Authorization": f"Bearer {self.attacker_key}"}
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
-        connector = aiohttp.TCPConnector(limit=0)
+        trusting = ssl.create_default_context(cafile=self.authority or None) if self.is_encrypted else True
+        connector = aiohttp.TCPConnector(limit=0, ssl=trusting)
         async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
             yield session
 
@@ -52,6 +61,16 @@ class Target:
 Strike = Callable[[Target], Awaitable[None]]
 
 
+class Fleet(Enum):
+    """The fleet on which an attack is tried."""
+
+    PLAIN = auto()
+    WIDE = auto()
+    """Its model has a vocabulary of 150,000 tokens: what is computed grows with that."""
+    ENCRYPTED = auto()
+    """Its gateway speaks TLS."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
     """One way to take the service from others. `strike` is one round of it; rounds are repeated until time is up."""
@@ -67,8 +86,7 @@ class Attack:
     """Between two rounds of one attacker."""
     needs_worker: bool = False
     """It is aimed at a worker's own port."""
-    is_wide: bool = False
-    """What it has computed grows with the vocabulary: it is tried on a model of 150,000 tokens."""
+    fleet: Fleet = Fleet.PLAIN
     short_s: float = 0.8
     """How long it goes on where it is one of many: long enough for a round of it."""
 

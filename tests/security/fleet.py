@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 from accounts.protocol.records import digest
-from tests.security.attack import Target
+from tests.security.attack import Fleet, Target
 from tests.support.projectors import Sizes, phi4, write_projector
 from tests.support.small_models import with_pre_tokenizer, write_wide_model
 from tests.support.stack import DEMO_MODEL, Stack
+from tests.support.tls_proxy import make_certificates
 
 MODEL = "paddock-demo"
 ATTACKER_KEY, VICTIM_KEY = "pk-attacker-0123456789abcdef", "pk-victim-0123456789abcdef"
@@ -40,11 +41,8 @@ QUADRATIC = (
 
 
 @contextlib.contextmanager
-def attacked_fleet(measured: bool = False, *, wide: bool = False) -> Iterator[tuple[Target, dict[str, int]]]:
-    """Start it; yields what is aimed at and the ids of its processes by name. Server and load get a core each.
-
-    `wide`: the model has a large vocabulary and random weights in place of the demo's.
-    """
+def attacked_fleet(kind: Fleet = Fleet.PLAIN, *, measured: bool = False) -> Iterator[tuple[Target, dict[str, int]]]:
+    """Start it; yields what is aimed at and the ids of its processes by name. Server and load get a core each."""
     cores = sorted(os.sched_getaffinity(0))
     served_by = str(cores[0]) if len(cores) > 1 else ""
     pinned = {name: served_by for name in ("redis", "gateway", "worker") if served_by}
@@ -52,7 +50,7 @@ def attacked_fleet(measured: bool = False, *, wide: bool = False) -> Iterator[tu
     with Stack(cores=pinned, measured=measured) as stack:
         model = stack.folder / "demo.gguf"
         sight: dict[str, Any] = {}
-        if wide:
+        if kind is Fleet.WIDE:
             write_wide_model(model, NUM_TOKENS, pre=REGEX_PRE_TOKENIZER)
         else:
             with_pre_tokenizer(DEMO_MODEL, model, REGEX_PRE_TOKENIZER)
@@ -68,6 +66,10 @@ def attacked_fleet(measured: bool = False, *, wide: bool = False) -> Iterator[tu
             chat_template=QUADRATIC + DEMO_TEMPLATE.read_text(),
             **sight,
         )
-        gateway = stack.gateway(api_keys=json.dumps(records))
-        target = Target(gateway.url, MODEL, ATTACKER_KEY, VICTIM_KEY, worker.url)
+        authority, files = "", dict[str, Any]()
+        if kind is Fleet.ENCRYPTED:
+            made = make_certificates(stack.folder)
+            authority, files = str(made.ca), {"tls_cert": made.server, "tls_key": made.server_key}
+        gateway = stack.gateway(api_keys=json.dumps(records), **files)
+        target = Target(gateway.url, MODEL, ATTACKER_KEY, VICTIM_KEY, worker.url, authority)
         yield target, {"gateway": gateway.pid, "worker": worker.pid, "redis": stack.redis.pid}

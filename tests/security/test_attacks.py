@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.security.attack import Fleet
 from tests.security.attacks import attacks_by_area
 from tests.security.fleet import attacked_fleet
 from tests.security.trial import Bounds, try_attacks, undisturbed
@@ -17,14 +18,18 @@ SHORT = Bounds(added_gap_s=1.0, ttft_factor=4.0, ttft_noise_s=2.0)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.serial)], ids=["demo", "wide"])
-async def test_an_area_takes_nothing_from_others(wide: bool) -> None:
-    with attacked_fleet(wide=wide) as (target, pids):
+@pytest.mark.parametrize(
+    "kind",
+    [Fleet.PLAIN, *(pytest.param(kind, marks=pytest.mark.serial) for kind in (Fleet.WIDE, Fleet.ENCRYPTED))],
+    ids=["demo", "wide", "encrypted"],
+)
+async def test_an_area_takes_nothing_from_others(kind: Fleet) -> None:
+    with attacked_fleet(kind) as (target, pids):
         calm = await undisturbed(target)
         assert calm.num_streams
         assert not calm.errors
         for area, attacks in attacks_by_area().items():
-            course = [(attack, attack.short_s) for attack in attacks if attack.is_wide == wide]
+            course = [(attack, attack.short_s) for attack in attacks if attack.fleet is kind]
             if not course:
                 continue
             outcome = await try_attacks(course, target, calm, pids, SHORT)

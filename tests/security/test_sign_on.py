@@ -12,10 +12,10 @@ import pytest
 import requests
 
 from accounts.sso.oauth import challenge_of
-from tests.support.sign_on_front import ANN, BOB, EVE, TIMEOUT_S, SignOnFront, sign_on_front
 from tests.support.browser import Browser
 from tests.support.identity_provider import ProviderCode
 from tests.support.loopback import calling_from
+from tests.support.sign_on_front import ANN, BOB, EVE, TIMEOUT_S, SignOnFront, sign_on_front
 
 PROGRAM = "http://127.0.0.1:9/done?mine=1"
 """Where a program would wait; the browser is not sent there."""
@@ -283,6 +283,13 @@ def test_a_page_of_this_origin_may(front: SignOnFront, headers: dict[str, str]) 
     assert answer.status_code == 200, answer.text
 
 
+def test_odd_cookies_of_others_hide_no_session(front: SignOnFront) -> None:
+    key = front.signed_in(ANN).cookie("paddock")
+    for cookie in (f'other={{"a": 1}}; paddock={key}', f"x; =y;paddock={key}; z", f"__Host-paddock=; paddock={key}"):
+        answer = requests.get(f"{front.url}/admin/whoami", headers={"cookie": cookie}, timeout=TIMEOUT_S)
+        assert answer.status_code == 200, cookie
+
+
 def test_a_session_that_was_ended_is_over(front: SignOnFront) -> None:
     browser = front.signed_in(ANN)
     key = browser.cookie("paddock")
@@ -319,6 +326,21 @@ def test_a_lost_role_ends_what_it_gave(front: SignOnFront) -> None:
     front.signed_in({**dora, "groups": ["llm-red"]})
     time.sleep(1.0)
     assert front.whoami(key).status_code == 401
+
+
+def test_a_blocked_user_is_refused_with_key_and_token(front: SignOnFront) -> None:
+    gina = {**ANN, "sub": "10", "email": "gina@example.com"}
+    key = front.signed_in(gina).cookie("paddock")
+    assert key is not None
+    front.provider.person = gina
+    token = front.provider.token()
+    assert (front.call(key).status_code, front.call(token).status_code) == (200, 200)
+    front.block("gina@example.com")
+    for held in (key, token):
+        refused = front.call(held)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "blocked")
+    page = front.browser().open(f"{front.url}/auth/login")
+    assert (page.status_code, "is blocked" in page.text) == (403, True)
 
 
 @pytest.mark.parametrize("code", ["", "x", secrets.token_urlsafe(32)])

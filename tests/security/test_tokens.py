@@ -215,6 +215,23 @@ def test_deep_nesting_is_refused(front: Front) -> None:
     front.refusal(f"{deep}.{deep}.")
 
 
+def test_who_sends_forged_tokens_is_slowed_and_nobody_else(front: Front) -> None:
+    expired = front.provider.token(**RED, exp=1)
+    forged = front.provider.token(new_key("ES256"), **RED)
+    body = {"model": "quick", "messages": [{"role": "user", "content": "hi"}]}
+    with calling_from("127.67.0.1") as session:
+
+        def seconds(token: str) -> float:
+            begun = time.monotonic()
+            headers = {"authorization": f"Bearer {token}"}
+            session.post(f"{front.url}/v1/chat/completions", json=body, headers=headers, timeout=TIMEOUT_S)
+            return time.monotonic() - begun
+
+        assert max(seconds(expired) for _ in range(30)) < 1.0
+        assert max(seconds(forged) for _ in range(15)) > 1.0
+        assert seconds(front.provider.token(**RED)) < 1.0
+
+
 def test_an_address_that_is_not_verified_names_nobody(front: Front) -> None:
     for verified in (False, None, "false", 1):
         assert "verified" in front.refusal(front.provider.token(**RED, email_verified=verified))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -199,7 +200,10 @@ def _of_helpers(process: psutil.Process) -> int:
 async def _victim(target: Target, over: asyncio.Event) -> Felt:
     command: Sequence[str] = ("-m", "tests.security.victim", target.url, target.model)
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=pipe, stdout=pipe)
+    trusting = {"SSL_CERT_FILE": target.authority} if target.authority else {}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdin=pipe, stdout=pipe, env={**os.environ, **trusting}
+    )
     try:
         assert process.stdin is not None
         process.stdin.write(target.victim_key.encode() + b"\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,12 @@ class SignOnFront:
         with calling_from(next(self._addresses)) as session:
             headers = {"authorization": f"Bearer {key}"}
             return session.get(f"{self.url}/admin/whoami", headers=headers, timeout=TIMEOUT_S)
+
+    def block(self, user: str) -> None:
+        """Block a user, as an admin does, and wait until every gateway knows."""
+        answer = self.post(f"/admin/users/{user}/block", {}, authorization=f"Bearer {self.stack.key}")
+        assert answer.status_code == 200, answer.text
+        time.sleep(1.0)
 
     def call(self, key: str) -> requests.Response:
         """Call a model with a key or token."""

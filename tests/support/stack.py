@@ -26,6 +26,7 @@ from types import TracebackType
 
 import redis
 
+from gateway.tls import unverified
 from tests.support.preloaded import Child, start, start_anew
 from tests.support.redis_server import RedisServer, logged_in
 from workers.protocol import keys
@@ -184,26 +185,33 @@ class Stack:
         environment = {f"PADDOCK_{name.upper()}": str(value) for name, value in values.items()}
         name = f"gateway-{len(self.gateways)}"
         process = self.spawn(name, [sys.executable, "-m", self.module, "gateway"], environment)
-        process.url = f"http://127.0.0.1:{port}"
+        process.url = f"{'https' if 'tls_cert' in values else 'http'}://127.0.0.1:{port}"
         self.gateways.append(process)
         if wait:
             self.wait_until_ready(process)
         return process
 
-    def accounts(self, **settings: object) -> Process:
-        """A true accounts service on a free port; gateways reach it by `accounts_url=process.url`."""
-        port = free_port()
-        (self.folder / "state").mkdir(mode=0o700, exist_ok=True)
-        values = {"accounts_listen": f"127.0.0.1:{port}", **settings}
+    def accounts(self, *, database_url: str = "", wait: bool = True, **settings: object) -> Process:
+        """An accounts service; gateways reach it by `accounts_url`. It waits until the database has its tables."""
+        values = {"database_url": database_url, "accounts_listen": self.accounts_socket, **settings}
         environment = {f"PADDOCK_{name.upper()}": str(value) for name, value in values.items()}
-        process = self.spawn("accounts", [sys.executable, "-m", "accounts.cli"], environment)
-        process.url = f"http://127.0.0.1:{port}"
+        name = f"accounts-{sum(one.name.startswith('accounts') for one in self.processes)}"
+        process = self.spawn(name, [sys.executable, "-m", "accounts.cli"], environment)
         deadline = time.monotonic() + STARTUP_S
-        while time.monotonic() < deadline and process.popen.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                return process
+        while wait and "accounts ready" not in process.text():
+            if process.popen.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{process.name} ended with {process.popen.poll()}:\n{process.text()[-3000:]}")
             time.sleep(0.02)
-        raise RuntimeError(f"the accounts service did not start:\n{process.text()[-3000:]}")
+        process.url = self.accounts_url
+        return process
+
+    @property
+    def accounts_socket(self) -> str:
+        return str(self.folder / "accounts.sock")
+
+    @property
+    def accounts_url(self) -> str:
+        return f"unix:{self.accounts_socket}"
 
     def wait_until_ready(self, gateway: Process, timeout_s: float = STARTUP_S) -> None:
         deadline = time.monotonic() + timeout_s
@@ -211,7 +219,7 @@ class Stack:
             if gateway.popen.poll() is not None:
                 raise RuntimeError(f"{gateway.name} ended with {gateway.popen.returncode}:\n{gateway.text()[-3000:]}")
             try:
-                with urllib.request.urlopen(f"{gateway.url}/ready", timeout=2) as answer:
+                with urllib.request.urlopen(f"{gateway.url}/ready", timeout=2, context=unverified()) as answer:
                     if answer.status == 200:
                         return
             except (urllib.error.URLError, ConnectionError, TimeoutError):

@@ -22,9 +22,10 @@ from collections.abc import Callable, Coroutine
 from typing import IO, Protocol, cast
 
 from workers.http_server.connections import Closable, Connections, Verdict
-from workers.http_server.pacer import Lines, ParseTurns
-from workers.http_server.records import PacedRecords, RecordBuffer
+from workers.http_server.pacer import ParseTurns
+from workers.http_server.records import TlsShare
 from workers.http_server.tls import Tls
+from workers.http_server.tls_transport import BEYOND_HANDSHAKE_S, HANDSHAKE_S, TlsTransport
 
 MOST = 1 << 20
 """Maximum number of descriptors to ask for: enough for anybody, and some systems name no limit."""
@@ -69,16 +70,6 @@ class SpareDescriptors:
             pass
 
 
-HANDSHAKE_S = 10.0
-"""Maximum seconds of a connection's TLS handshake; then the connection is closed."""
-BEYOND_HANDSHAKE_S = 2.0
-"""Value of `HANDSHAKE_S` for a connection that came when there were too many."""
-GOODBYE_S = 30.0
-"""Maximum seconds for which a TLS connection that was closed waits until the peer has read all, and for the peer's own
-end. Whatever is not read by then is lost."""
-HELLO_TURNS = 2
-"""Iterations of the event loop between the beginnings of two handshakes: the server's part takes a millisecond or more
-of one, and a crowd's would be done in a single one."""
 AT_ONCE = 16
 """Maximum number of connections accepted in one iteration of the event loop; the rest wait for the next."""
 AHEAD = 4
@@ -160,45 +151,10 @@ class Handshake:
         self.make_room()
 
 
-class HelloTurns:
-    """Lets handshakes begin one after the other, address by address: a crowd's would keep everybody out for seconds."""
-
-    def __init__(self) -> None:
-        self._lines: Lines[asyncio.Future[None]] = Lines()
-        self._is_taken = False
-
-    async def enter(self, address: str) -> None:
-        """Wait until a handshake of this address may begin. Call `leave` when the next one may."""
-        if not self._is_taken:
-            self._is_taken = True
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._lines.add(address, turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it came just then
-                self.leave()
-            raise
-
-    def leave(self) -> None:
-        while (found := self._lines.next()) is not None:
-            self._lines.remove(*found)
-            if not found[1].done():  # those that gave up stay in line until it is their turn
-                found[1].set_result(None)
-                return
-        self._is_taken = False
-
-
 class Shaken(Protocol):
     """A protocol that learns the handshake by which its connection is counted already."""
 
     handshake: Closable | None
-
-
-def _set(heard: asyncio.Future[None]) -> None:
-    if not heard.done():
-        heard.set_result(None)
 
 
 class Acceptor:
@@ -228,9 +184,7 @@ class Acceptor:
         self._spare = SpareDescriptors()
         self._opening: set[asyncio.Task[None]] = set()
         self._handshakes: set[Handshake] = set()
-        self._turns = turns or ParseTurns()
-        self._buffer = RecordBuffer()
-        self._hellos = HelloTurns()
+        self._tls_share = TlsShare(turns)
         self._pause: asyncio.Handle | None = None
         self._refilling: asyncio.TimerHandle | None = None
         self._told_at = -math.inf
@@ -320,50 +274,24 @@ class Acceptor:
     async def _open_encrypted(
         self, connection: socket.socket, handshake: Handshake, context: ssl.SSLContext, limit_s: float
     ) -> None:
-        address = self._connections.address_of(handshake)
+        """Open a connection. Return when its handshake is complete, or the connection over before that."""
 
-        def made() -> asyncio.BaseProtocol:
+        def made() -> asyncio.Protocol:
             protocol = self._protocol()
             cast(Shaken, protocol).handshake = handshake
-            return PacedRecords(protocol, address, self._turns, self._buffer)
+            return protocol
 
+        address = self._connections.address_of(handshake)
+        transport = TlsTransport(made, context, address, self._tls_share, limit_s)
         self._handshakes.add(handshake)
-        until = self._loop.time() + limit_s
         try:
-            async with asyncio.timeout_at(until):
-                await self._said_hello(connection)
-                await self._hellos.enter(address)
-            opening: asyncio.Task[object] | None = None
-            try:
-                left_s = max(until - self._loop.time(), BEYOND_HANDSHAKE_S)
-                opening = self._loop.create_task(
-                    self._loop.connect_accepted_socket(
-                        made, connection, ssl=context, ssl_handshake_timeout=left_s, ssl_shutdown_timeout=GOODBYE_S
-                    )
-                )
-                for _ in range(HELLO_TURNS):
-                    await asyncio.sleep(0)
-            except asyncio.CancelledError:
-                if opening is not None:
-                    opening.cancel()
-                raise
-            finally:
-                self._hellos.leave()
-            await opening
-        except (OSError, TimeoutError):  # no TLS, too slow, or gone: ssl.SSLError is an OSError
-            connection.close()
+            await self._loop.connect_accepted_socket(lambda: transport, connection)
+            await transport.handshake_ended
+        except OSError:
+            connection.close()  # the peer was gone already
         finally:
             self._handshakes.discard(handshake)
             self._connections.gone(handshake)
-
-    async def _said_hello(self, connection: socket.socket) -> None:
-        """Wait for a connection's first byte, or its end."""
-        heard = self._loop.create_future()
-        self._loop.add_reader(connection, _set, heard)
-        try:
-            await heard
-        finally:
-            self._loop.remove_reader(connection)
 
     async def _open(self, connection: socket.socket) -> None:
         try:

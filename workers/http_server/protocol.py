@@ -109,7 +109,6 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
     """Whether the server's `Pacer` has called `begin`, which allows this connection to parse one head."""
     _beyond = False
     """Whether there were too many connections when this one came (not `Verdict.WITHIN`): only a probe is answered."""
-    _is_encrypted = False
     _lacks_certificate = False
     """Whether clients are asked for a certificate, and this one sent none: only probes are answered."""
     _refusal = MALFORMED
@@ -123,7 +122,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
             verdict = self._server.bounded.came(self, self.client[0] if self.client else "", descriptor)
         else:
             verdict = self._server.bounded.shook_hands(self.handshake, self)
-            self.handshake, self._is_encrypted = None, True
+            self.handshake = None
             asks = transport.get_extra_info("sslcontext").verify_mode is ssl.CERT_OPTIONAL
             self._lacks_certificate = asks and not transport.get_extra_info("peercert")
         self._beyond = verdict is not Verdict.WITHIN
@@ -164,7 +163,7 @@ class HttpProtocol(BoundedConnection, HttpToolsProtocol):
             self._close()
         else:
             self._server.closing.add(self.transport, self.loop)
-        return not self._is_encrypted  # TLS knows no connection that is open one way only
+        return True
 
     def make_room(self) -> None:
         """Close at once, because there are too many connections, or too many bytes of unfinished heads."""

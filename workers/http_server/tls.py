@@ -127,7 +127,8 @@ class Tls:
                 await asyncio.wrap_future(looked)
 
     def _look(self, looked: Future[None]) -> None:
-        looked.set_running_or_notify_cancel()
+        if not looked.set_running_or_notify_cancel():
+            return  # nobody waits any more
         try:
             self.refresh()
         finally:

@@ -108,11 +108,45 @@ def find(path: Path) -> list[tuple[str, float]] | None:
 
 
 def take(path: Path) -> list[tuple[str, float]] | None:
-    """Return what `find` returns, and remove the file, so that the requests are reported once."""
+    """Return what `find` returns, and remove the file, so that the requests are reported once: None while it can't be
+    removed."""
     found = find(path)
-    with contextlib.suppress(OSError):  # a read-only disk: the requests are reported once more, which does no harm
+    try:
         path.unlink(missing_ok=True)
+    except OSError:
+        return None
     return found
+
+
+class BoxReader:
+    """Reads the records that the worker processes of one path leave, each once, even where no file can be removed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._told: tuple[int, int] | None = None
+        """Which file was read last."""
+
+    def take(self) -> list[tuple[str, float]] | None:
+        """Return what `find` returns, unless it was returned before, and remove the file."""
+        which, found = self._which(), find(self._path)
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        if found is None or which == self._told:
+            return None
+        self._told = which
+        return found
+
+    def forget(self) -> None:
+        """Remove the file if it was read already: a process that finds it would report it again."""
+        if self._told is not None and self._which() == self._told:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+
+    def _which(self) -> tuple[int, int] | None:
+        with contextlib.suppress(OSError):
+            status = self._path.stat()
+            return status.st_ino, status.st_ctime_ns
+        return None
 
 
 def describe(running: Sequence[tuple[str, float]], now: float | None = None) -> str:

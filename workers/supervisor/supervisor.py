@@ -179,7 +179,7 @@ class Supervisor:
         self._fleet = fleet
         self._console = console
         self._on_final = on_final
-        self._black_boxes = {worker.name: black_box_of(worker, settings) for worker in workers}
+        self._black_boxes = {worker.name: black_box.BoxReader(black_box_of(worker, settings)) for worker in workers}
         self._spec_files = [spec_file_of(worker, settings) for worker in workers]
         self._logs = settings.state_dir / "logs"
         self._outputs: dict[str, Output] = {}
@@ -228,6 +228,7 @@ class Supervisor:
 
     async def _prepare(self, worker: PlannedWorker) -> None:
         """Write the worker's spec file again, if somebody has removed or changed it. Raises OSError."""
+        self._black_boxes[worker.name].forget()
         write_specs([worker], self._settings)
 
     async def _listen(self) -> None:
@@ -246,7 +247,7 @@ class Supervisor:
             await asyncio.sleep(keys.SUPERVISED_INTERVAL_S)
 
     async def _bury(self, worker: PlannedWorker, code: int, is_final: bool) -> None:
-        running = black_box.take(self._black_boxes[worker.name])
+        running = self._black_boxes[worker.name].take()
         if running is not None:
             told = black_box.describe(running)
             self._outputs[worker.name].note(f"paddock: {worker.name} died ({describe(code)}) while running {told}")
@@ -259,8 +260,8 @@ class Supervisor:
         """Remove the workers' files. Report which requests ran on workers that had to be killed when stopped."""
         for path in self._spec_files:
             state_folder.remove(path, self._console.say)
-        for name, path in self._black_boxes.items():
-            if running := black_box.take(path):
+        for name, box in self._black_boxes.items():
+            if running := box.take():
                 self._console.say(f"paddock: {name} was killed while running {black_box.describe(running)}")
 
 

@@ -48,8 +48,9 @@ _BLANKS = b" \t"
 _BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}):([^\x00-\x08\x0a-\x1f\x7f]*)")
 _PARAMETER = re.compile(
-    rb"[ \t]*;[ \t]*([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64})=(?:\"((?:[^\"\\]|\\.)*)\"|([^\s;\",\\]*))[ \t]*"
+    rb"[ \t]*;[ \t]*(?:([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64})=(?:\"((?:[^\"\\]|\\.)*)\"|([^\s;\",\\]*))[ \t]*)?"
 )
+"""One parameter, or none: a semicolon may stand at the end, or two of them together (RFC 9110, 5.6.6)."""
 _NAME = re.compile(r"([A-Za-z0-9_.-]{1,64})(?:\[([A-Za-z0-9_.-]{0,64})\])?")
 _PLAIN_ENCODINGS = (b"7bit", b"8bit", b"binary")
 
@@ -301,9 +302,10 @@ def _header_value(value: bytes) -> tuple[bytes, Mapping[bytes, bytes] | None]:
     at = len(kind)
     while at < len(value):
         found = _PARAMETER.match(value, at)
-        if found is None or found[1].lower() in parameters:
+        if found is None or (found[1] or b"").lower() in parameters:
             return kind.strip().lower(), None
-        parameters[found[1].lower()] = found[2] if found[2] is not None else found[3]
+        if found[1] is not None:
+            parameters[found[1].lower()] = found[2] if found[2] is not None else found[3]
         at = found.end()
     return kind.strip().lower(), parameters if semicolon else {}
 

@@ -92,7 +92,7 @@ class AccountsRoute:
     def _caller(self, principal: Principal, request: Request) -> Caller:
         known = bool(principal.key_id)
         return Caller(
-            key=principal.key_id,
+            key="" if principal.by_token else principal.key_id,
             user=principal.user,
             team=principal.team,
             organisation=principal.organisation if known else "",

@@ -33,7 +33,8 @@ from gateway.errors import AuthenticationFailed, KeyBlocked
 from gateway.store.client import connect
 from gateway.store.outage import Unreadable
 from tests.integration.admission.test_fleet_bounds import turns
-from tests.support.redis_server import RedisServer
+from tests.support.redis_fleet import ClusterFleet
+from tests.support.redis_server import RedisServer, redis_binaries
 from tests.support.waiting import until
 from workers.protocol import keys
 from workers.redis.link import run_command
@@ -307,3 +308,20 @@ async def test_a_revoked_key_is_refused_by_all_gateways_within_a_second(
             for task in running:
                 task.cancel()
             await asyncio.wait(running)
+
+
+async def test_changes_are_followed_on_a_cluster() -> None:
+    with ClusterFleet(redis_binaries()[0]) as cluster:
+        async with connect(cluster.url) as client:
+            gateway = Gateway(client)
+            await write(client, put(TeamRecord(name="red", blocked=True), SECRET), put(CI, SECRET))
+            await gateway.store.refresh()
+            with pytest.raises(KeyBlocked, match="red"):
+                gateway.holder("pk-ci")
+            await write(client, delete("team:red"))
+            await gateway.store.refresh()
+            assert gateway.admits("pk-ci")
+            await write(client, delete("key:ci"))
+            await gateway.store.refresh()
+            assert not gateway.admits("pk-ci")
+            assert gateway.admits("pk-first")

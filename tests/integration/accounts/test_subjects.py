@@ -95,9 +95,7 @@ async def test_an_alias_has_limits_whatever_its_name(api: AdminApi, mirror: redi
     assert await published(mirror, f"alias:{name}") is None
 
 
-async def test_blocked_teams_organisations_and_users_are_published(
-    api: AdminApi, mirror: redis.asyncio.Redis
-) -> None:
+async def test_blocked_teams_organisations_and_users_are_published(api: AdminApi, mirror: redis.asyncio.Redis) -> None:
     await api.post("/admin/users", {"name": "ann"})
     for path, field in (("teams/default", "team:default"), ("users/ann", "user:ann")):
         await api.post(f"/admin/{path}/block")

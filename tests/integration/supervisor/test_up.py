@@ -218,6 +218,48 @@ def test_what_dies_is_back_on_a_true_disk_in_trouble(
         assert_nothing_left(up)
 
 
+@needs_disks
+def test_on_a_read_only_disk_redis_waits_and_a_death_is_told_once(
+    programs: Programs, model: Path, tmp_path: Path
+) -> None:
+    """Redis can't make its socket there; what runs goes on without it. What the first worker was running was told of
+    each that died after it."""
+    with small_disk(tmp_path / "disk", 16) as disk:
+        programs.state = disk / "state"
+        up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL)
+        up.until("Ctrl-C stops everything")
+        port, key = port_of(up), (up.state / "first-key").read_text().strip()
+        with Client(f"http://127.0.0.1:{port}", key) as client:
+            stream = client.complete("Once upon", stream=True, n_predict=100, ignore_eos=True)
+            next(stream)
+            with read_only(disk):
+                killed(up, "workers.cli", "worker")
+                up.until("worker-0 died (SIGKILL) while running request ")
+                stream.close()
+                wait_until(lambda: is_answered(port, key, "tale"), up.text)
+                killed(up, "workers.cli", "worker")
+                wait_until(lambda: up.text().count("worker-0 died (SIGKILL)") >= 3, up.text)
+                wait_until(lambda: is_answered(port, key, "tale"), up.text)
+                redis = redis_of(up)
+                assert redis is not None
+                redis.kill()
+                up.until("paddock: redis died (SIGKILL); starting it again")
+                up.until(
+                    f"paddock: redis can't be started ([Errno 30] Read-only file system: '{up.state}/run/redis.sock')"
+                )
+                wait_until(lambda: is_answered(port, key, "tale"), up.text)
+            wait_until(lambda: redis_of(up) not in (None, redis), up.text)
+            wait_until(lambda: is_answered(port, key, "tale"), up.text)
+            killed(up, "workers.cli", "worker")
+            wait_until(lambda: up.text().count("worker-0 died (SIGKILL); starting") >= 3, up.text)
+            wait_until(lambda: is_answered(port, key, "tale"), up.text)
+        assert up.stop() == 0, up.text()
+        assert up.text().count("while running request ") == 1, up.text()
+        assert "before died" not in up.text()
+        assert "Traceback" not in up.text()
+        assert_nothing_left(up)
+
+
 def test_a_first_key_that_can_not_be_read_ends_nothing(programs: Programs, model: Path) -> None:
     """A file system that fails ended everything at the last moment, when all was ready and being called."""
     up = programs.start(

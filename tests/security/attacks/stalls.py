@@ -7,7 +7,7 @@ import contextlib
 import random
 from functools import partial
 
-from tests.security.attack import Attack, Target
+from tests.security.attack import Attack, Fleet, Target
 
 LEAVES_AFTER_S = 0.4
 
@@ -170,7 +170,7 @@ async def _long_biases(target: Target) -> None:
     await _ask(target, "/completion", _complete(target, logit_bias=biases))
 
 
-_wide = partial(Attack, is_wide=True)
+_wide = partial(Attack, fleet=Fleet.WIDE)
 
 ATTACKS = (
     _wide(

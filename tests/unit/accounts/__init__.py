@@ -1,1 +1,1 @@
-"""The accounts service, part by part."""
+"""Parts of the accounts service that need neither database nor Redis."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.full_disk import full_disk
-from workers.process.black_box import HALF, MAX_LABEL, BlackBox, describe, find, take
+from workers.process.black_box import HALF, MAX_LABEL, BlackBox, BoxReader, describe, find, take
 from workers.settings import WorkerSettings
 from workers.worker import kept_box
 
@@ -63,17 +63,27 @@ def test_nothing_is_left_of_a_box_that_the_disk_does_not_take(path: Path, monkey
     assert not path.exists()
 
 
-def test_what_can_t_be_removed_is_read_nevertheless(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    box = BlackBox(path)
-    box.began(1, "one")
+def no_unlink(self: Path, missing_ok: bool = False) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
 
-    def unlink(self: Path, missing_ok: bool = False) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
 
+def test_what_can_t_be_removed_is_read_once_nevertheless(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever a worker died on a disk that takes no writes, the requests of the first one were told as its own."""
+    reader = BoxReader(path)
+    BlackBox(path).began(1, "one")
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "unlink", unlink)
-        assert [label for label, _ in take(path) or []] == ["one"]
-    box.close()
+        patched.setattr(Path, "unlink", no_unlink)
+        assert [label for label, _ in reader.take() or []] == ["one"]
+        assert reader.take() is None
+        reader.forget()
+        assert take(path) is None, "a worker that finds it can't tell whether it was read"
+        assert path.exists()
+    reader.forget()
+    assert not path.exists(), "the next worker does not find it"
+    BlackBox(path).began(1, "two")
+    reader.forget()
+    assert [label for label, _ in reader.take() or []] == ["two"]
+    assert reader.take() is None
 
 
 def test_times_are_kept(path: Path) -> None:

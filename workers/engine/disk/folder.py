@@ -140,13 +140,10 @@ class CacheFolder:
         with suppress(FileNotFoundError), self.opened(*leaf.parts) as folder:
             sync_folder(folder)
 
-    def remove(self, place: Place) -> bool:
-        """Remove a file; return whether this call removed it."""
-        try:
-            with self.opened(*place.leaf.parts) as folder:
-                return discard(folder, place.name)
-        except OSError:
-            return False
+    def remove(self, place: Place) -> None:
+        """Remove a file, if it is there. Raises OSError."""
+        with suppress(FileNotFoundError), self.opened(*place.leaf.parts) as folder:
+            os.unlink(place.name, dir_fd=folder)
 
     def leaves(self) -> Iterator[Leaf]:
         """Yield each folder that may hold files. Another process may remove a folder before the caller opens it."""
@@ -243,6 +240,11 @@ def open_private(path: Path) -> int:
         path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         folder = os.open(path, _FLAGS)
     except OSError as error:
+        if error.errno in DISK_TROUBLE:
+            raise CacheFolderUnusable(
+                f"{path}: the disk takes no new folder now ({error.strerror}); give it room and let it be written to, "
+                "or name a folder on another"
+            ) from None
         is_link = error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink()
         what = "it is a symbolic link, which is not followed" if is_link else error.strerror
         raise CacheFolderUnusable(f"{path}: {what}; name a folder of this user's own") from None
@@ -366,6 +368,8 @@ class DiskIndex:
         """When the last scan began, `time.monotonic` seconds."""
         self._unseen_bytes = 0
         """Bytes that this process has written since the last scan ended."""
+        self._shrinks_at = 0.0
+        """Earliest time to remove files, `time.monotonic` seconds: later, where the disk has kept one."""
         self._folder = folder
         self._entries: dict[Place, Entry] = {}
         self._written_since: dict[Place, Entry] | None = None
@@ -378,6 +382,11 @@ class DiskIndex:
     @property
     def full(self) -> bool:
         return self.num_bytes > self.max_bytes
+
+    @property
+    def must_shrink(self) -> bool:
+        """Whether files have to be removed, and the disk may let them go."""
+        return self.full and time.monotonic() >= self._shrinks_at
 
     @property
     def is_outdated(self) -> bool:
@@ -439,7 +448,9 @@ class DiskIndex:
             self.next_hurried_at = now + max(HURRIED_S, (now - started) / HURRIED_SHARE)
 
     def shrink(self) -> int:
-        """Remove the least recently used files down to `LOW_WATER`; return their number. Call it right after a scan."""
+        """Remove the least recently used files down to `LOW_WATER`; return their number. Call it right after a scan.
+
+        Raises OSError if the disk lets no file go; what is left stays in the index."""
         entries = list(self._entries.values())
         # numpy's sort releases the interpreter lock, list.sort does not.
         order = np.argsort(np.fromiter((entry.used_at for entry in entries), np.float64, len(entries)), kind="stable")
@@ -448,7 +459,12 @@ class DiskIndex:
             if self.num_bytes <= self.max_bytes * LOW_WATER:
                 break
             entry = entries[int(at)]
-            self._folder.remove(entry.place)  # if another process was quicker, it is gone all the same
+            try:
+                self._folder.remove(entry.place)  # if another process was quicker, it is gone all the same
+            except OSError as error:
+                if error.errno in DISK_TROUBLE:
+                    self._shrinks_at = time.monotonic() + REFRESH_S
+                    raise
             self.forget(entry.place)
             removed += 1
         return removed

@@ -306,12 +306,15 @@ class DiskTier:
                 )
 
     def _remove(self, name: BlockName) -> None:
-        place = self._place(name)
-        self._folder.remove(place)
+        place, done = self._place(name), "removed"
+        try:
+            self._folder.remove(place)
+        except OSError as error:
+            done = f"it can't be removed: {error.strerror}"
         with self._changed:
             self._index.forget(place)
         self._refused += 1
-        self._complain("unusable", f"{place.name}: llama.cpp could not load it; removed")
+        self._complain("unusable", f"{place.name}: llama.cpp could not load it; {done}")
 
     def _one_has_left(self) -> bool:
         """Return whether a worker that is about to end has written files in the folder since the last scan."""
@@ -419,7 +422,7 @@ class DiskTier:
             if not self._pending_stems[name.stem]:
                 del self._pending_stems[name.stem]
             self._changed.notify_all()
-        if self._index.full or self._index.is_outdated:
+        if self._index.must_shrink or self._index.is_outdated:
             self._make_room()
 
     def _sync(self) -> None:
@@ -438,8 +441,12 @@ class DiskTier:
 
     def _make_room(self) -> None:
         self._refresh()
-        if self._index.full and not self._closing:
+        if self._closing or not self._index.must_shrink:
+            return
+        try:
             self._evicted += self._index.shrink()
+        except OSError as error:
+            self._complain("evict", f"{self._folder.path} is too full, and keeps its files: {error.strerror}")
 
     def _refresh(self) -> None:
         """Scan the folder, answering fetches in between."""

@@ -39,7 +39,9 @@ def scope_of(peer: str | None, *forwarded: str, proto: str = "") -> Scope:
         (None, ["203.0.113.1"], ""),
     ],
 )
-def test_the_last_address_that_is_no_trusted_proxys_counts(peer: str | None, forwarded: list[str], address: str) -> None:
+def test_the_last_address_that_is_no_trusted_proxys_counts(
+    peer: str | None, forwarded: list[str], address: str
+) -> None:
     assert trusted_proxies(SETTING).address_of(scope_of(peer, *forwarded)) == address
 
 
@@ -65,5 +67,5 @@ def test_the_scheme_is_that_of_the_caller() -> None:
 
 
 def test_what_is_no_network_is_told() -> None:
-    with pytest.raises(ProxiesInvalid, match="trusted_proxies.*10.0.0.0/99"):
+    with pytest.raises(ProxiesInvalid, match=r"trusted_proxies.*10\.0\.0\.0/99"):
         trusted_proxies("10.0.0.0/99")

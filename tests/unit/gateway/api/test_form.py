@@ -212,6 +212,8 @@ def test_no_slice_holds_the_loop(body: bytes) -> None:
         [b"multipart/form-data; boundary=" + b"x" * 71],
         [b'multipart/form-data; boundary="a\nb"'],
         [b"multipart/form-data; boundary=a; boundary=b"],
+        [b"multipart/form-data; boundary=a; =b"],
+        [b"multipart/form-data; boundary=a; b"],
         [CONTENT_TYPE, CONTENT_TYPE],
     ],
 )
@@ -222,7 +224,12 @@ def test_a_body_that_is_no_form_is_refused(headers: list[bytes]) -> None:
 
 
 def test_boundaries() -> None:
-    for value in (b'Multipart/Form-Data; charset=utf-8; BOUNDARY="a b:c"', b"multipart/form-data;boundary=--x--"):
+    for value in (
+        b'Multipart/Form-Data; charset=utf-8; BOUNDARY="a b:c"',
+        b"multipart/form-data;boundary=--x--",
+        b"multipart/form-data; boundary=--x--;",
+        b"multipart/form-data; ; boundary=--x-- ; ",
+    ):
         assert boundary_of({"headers": [(b"content-type", value)]}) in (b"a b:c", b"--x--")
 
 

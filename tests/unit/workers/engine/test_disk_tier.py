@@ -6,12 +6,14 @@ import shutil
 import stat
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.small_disk import needs_disks, read_only, small_disk
+from tests.support.small_disk import filled, needs_disks, read_only, small_disk
 from tests.unit.workers.engine.disk_support import (
     FINGERPRINT,
     KEYS,
@@ -26,6 +28,7 @@ from tests.unit.workers.engine.disk_support import (
     until,
 )
 from workers.engine.cache.prompt import BlockName, Scope, StateNames
+from workers.engine.disk.folder import CacheFolder, CacheFolderUnusable
 from workers.engine.disk.sealed import HEADER, SEAL_BYTES, version_folder
 from workers.engine.disk.tier import DiskTier, Stop
 
@@ -62,6 +65,44 @@ def test_a_folder_that_is_only_read_is_used(tmp_path: Path, caplog: pytest.LogCa
             until(lambda: "can't be written: Read-only file system" in caplog.text)
         assert "takes no files now (Read-only file system)" in caplog.text
         assert "can't be read" not in caplog.text
+
+
+@needs_disks
+@pytest.mark.parametrize("trouble", [filled, read_only])
+def test_a_folder_that_is_missing_on_a_disk_in_trouble_is_told_with_the_remedy(
+    tmp_path: Path, trouble: Callable[[Path], AbstractContextManager[None]]
+) -> None:
+    """It was said to be another user's. A tmpfs that is full still takes folders."""
+    with small_disk(tmp_path / "disk", 4) as disk, trouble(disk):
+        if trouble is filled:
+            with tier(disk / "cache") as one:
+                assert one.ready
+            return
+        told = r"disk/cache: the disk takes no new folder now \(Read-only file system\); give it room and let it be"
+        with pytest.raises(CacheFolderUnusable, match=told):
+            CacheFolder(disk / "cache")
+
+
+@needs_disks
+def test_a_folder_that_is_too_full_and_lets_no_file_go_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files that could not be removed were forgotten and counted as evicted, with each look at the folder."""
+    wanted, contents = names(6), states(6)
+    with small_disk(tmp_path / "disk", 4) as disk:
+        with tier(disk / "cache") as one:
+            store(one, wanted[:4], contents[:4])
+        with read_only(disk), tier(disk / "cache", max_bytes=2 * FILE_BYTES) as one:
+            one.put(wanted[4], contents[4])
+            until(lambda: "is too full, and keeps its files: Read-only file system" in caplog.text)
+            one.put(wanted[5], contents[5])
+            until(lambda: one.stats.num_failed == 2)
+            assert fetched(one, wanted[:4]) == contents[:4]
+            assert one.num_known(wanted[:4]) == 4
+            assert one.stats.num_evicted == 0
+        with tier(disk / "cache", max_bytes=2 * FILE_BYTES) as one:
+            store(one, wanted[5:], contents[5:])
+            assert one.stats.num_evicted >= 3
 
 
 def test_what_lies_where_and_who_may_read_it(tmp_path: Path) -> None:
