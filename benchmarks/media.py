@@ -27,13 +27,13 @@ from typing import Any
 import aiohttp
 from PIL import Image
 
+from accounts.protocol.records import digest
 from benchmarks.engine.bench import on_load_core, toy_model
 from benchmarks.engine.calls import Answer
 from benchmarks.engine.servers import COMPUTE_CORE, until_healthy
 from benchmarks.reference import bench_dir, llama_server
 from benchmarks.synthetic_model import N_EMBD
 from benchmarks.table import Row
-from gateway.access.records import digest
 from tests.support.media_files import picture_file
 from tests.support.projectors import Sizes, phi4, picture, write_projector
 from tests.support.stack import Stack, free_port

@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
+from accounts.protocol.records import digest
 from benchmarks.load import Plan, Reader, cpu_seconds, quantile, request_bytes
 from benchmarks.table import Row, print_rows
-from gateway.access.records import digest
 from gateway.commands.config import gateway_groups, metrics_of
 from tests.support.stack import Process, Stack
 from workers.metrics.page import slices

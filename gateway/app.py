@@ -13,11 +13,11 @@ import redis.asyncio
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from accounts.protocol.records import read_records
 from gateway.access import first_key
 from gateway.access.control import AccessControl, RouteToken
 from gateway.access.key_store import KeyStore
 from gateway.access.keys import Keys
-from gateway.access.records import read_records
 from gateway.adapters.choice import CallAdapters
 from gateway.adapters.desired import DesiredAdapters
 from gateway.adapters.reconciler import AdapterReconciler
@@ -45,6 +45,7 @@ from gateway.api.openai.models import Models
 from gateway.api.openai.pooled import EmbeddingsDialect, RerankDialect
 from gateway.api.openai.transcription import TranscriptionDialect
 from gateway.api.openai.writing import unserved_handlers
+from gateway.api.operations.accounts import AccountsRoute
 from gateway.api.operations.drain import DrainRoute, InFlightRequests, drain_route_token
 from gateway.api.operations.explain import ExplainRoute
 from gateway.api.operations.health import Ready, health, version
@@ -109,6 +110,7 @@ class App:
     gauges: GaugeCollector
     in_flight: InFlightRequests
     callers: KnownCallers
+    accounts: AccountsRoute
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -117,7 +119,7 @@ class App:
         for refresh in (self.fleet.refresh, self.desired_adapters.refresh, self.key_store.refresh):
             with start.survive():  # each part goes on trying by itself
                 await refresh()
-        async with asyncio.TaskGroup() as tasks:
+        async with self.accounts.running(), asyncio.TaskGroup() as tasks:
             parts = (
                 self.relay,
                 self.fleet,
@@ -171,7 +173,9 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     core = _core(settings, redis)
     most_per_key = max(1, int(connection_bounds(settings).most * settings.key_share))
     access = AccessControl(core.keys, most_per_key, _route_tokens(settings, own_secret))
-    router = Routes(_handlers(settings, redis, core, access), access)
+    accounts = AccountsRoute(settings.accounts_url, own_secret)
+    handlers = {**_handlers(settings, redis, core, access), "accounts": accounts.answer}
+    router = Routes(handlers, access)
     key_store = await _key_store(settings, redis, own_secret, core.keys, core.unreadable)
     reconciler = AdapterReconciler(core.fleet, core.queries, core.desired_adapters)
     core.fleet.listen(lambda _: reconciler.reconcile_soon())
@@ -193,6 +197,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         gauges=core.gauges,
         in_flight=core.in_flight,
         callers=core.callers,
+        accounts=accounts,
     )
 
 
@@ -317,7 +322,7 @@ def _handlers(
         "chat": calls.generate(chat, takes_media=True),
         "chat_input_tokens": calls.count_tokens(read_chat_prompt, INPUT_TOKENS),
         "completion": calls.generate(CompletionDialect()),
-        "embeddings": calls.pool(EmbeddingsDialect()),
+        "embeddings": calls.pool(EmbeddingsDialect(), takes_media=True),
         "rerank": calls.pool(RerankDialect()),
         "transcriptions": calls.generate(TranscriptionDialect("transcribe"), is_form=True),
         "translations": calls.generate(TranscriptionDialect("translate"), is_form=True),

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from gateway.errors import (
+    AccountsUnavailable,
     ClientTooSlow,
     HeldTooMuch,
     MemoryFull,
@@ -127,6 +128,13 @@ def fallback_unsuited(meant_for: str, fallback: str, why: str) -> Unsuited:
 def store_unavailable(why: str = "") -> StoreUnavailable:
     """Return the error for a request that needs Redis while Redis is away. `why`: the reason why it needs Redis."""
     return StoreUnavailable(f"This gateway's store does not answer{why and f', and {why}'}. Send the request again.")
+
+
+def accounts_unavailable() -> AccountsUnavailable:
+    """Return the error for a request that only the accounts service can answer, while that is away."""
+    return AccountsUnavailable(
+        "The accounts service does not answer; calls of models go on without it. Send the request again later."
+    )
 
 
 def stopping(remedy: str = " Send the request again.") -> Stopping:

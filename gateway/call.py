@@ -10,6 +10,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Protocol
 
+from accounts.protocol.records import DEFAULT_ORGANISATION, Limits, Role, SubjectKind
 from gateway.errors import PaddockError, RequestTimeout
 from workers.protocol.events import CallEvent, Failed, Finished
 from workers.protocol.heartbeat import WorkerKind
@@ -28,6 +29,15 @@ class CallBounds:
 
 
 @dataclass(frozen=True, slots=True)
+class Subject:
+    """Whoever limits count for: an organisation, a team, a user, a key, or all callers of an alias together."""
+
+    kind: SubjectKind
+    name: str
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
     """The holder of an API key. `aliases` is None when the key may use every model."""
 
@@ -38,6 +48,14 @@ class Principal:
     weight: float = 1.0
     """Share of the team while calls of several teams wait for a model: 3 gets three times as many tokens as 1."""
     bounds: CallBounds = CallBounds()
+    organisation: str = DEFAULT_ORGANISATION
+    user: str = ""
+    """Id of the user whose key it is; empty: it is a service's."""
+    role: Role = "user"
+    names_end_users: bool = False
+    """Whether the key is trusted to name the end user of each call."""
+    subjects: tuple[Subject, ...] = ()
+    """Those of organisation, team, user and key that have limits."""
 
     def may_use(self, alias: str) -> bool:
         return self.aliases is None or alias in self.aliases

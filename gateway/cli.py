@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
+from accounts.cli import ACCOUNTS
 from gateway import __version__
 from workers import cli as workers_cli
 from workers.commands import command
@@ -24,6 +25,7 @@ COMMANDS = {
         "one gateway process against a given Redis",
         "gateway",
     ),
+    "accounts": ACCOUNTS,
     **workers_cli.COMMANDS,
 }
 BENCH = "puts the load of many users on any OpenAI-compatible address, and reports the latencies they see"

@@ -30,6 +30,7 @@ PaddockError                     status  type
 ├── Unavailable                  503     unavailable_error
 │   ├── QueueTimeout             503       code queue_timeout
 │   ├── StoreUnavailable         503       code store_unavailable
+│   ├── AccountsUnavailable      503       code accounts_unavailable
 │   ├── RequestTimeout           503       code request_timeout
 │   ├── NoWorker                 503       code no_worker
 │   ├── Unsuited                 503       code unsuited
@@ -257,6 +258,10 @@ class QueueTimeout(Unavailable):
 
 class StoreUnavailable(Unavailable):
     code = "store_unavailable"
+
+
+class AccountsUnavailable(Unavailable):
+    code = "accounts_unavailable"
 
 
 class RequestTimeout(Unavailable):

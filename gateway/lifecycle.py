@@ -26,8 +26,8 @@ import uvicorn
 import uvloop
 from redis.exceptions import RedisError
 
+from accounts.protocol.records import KeysInvalid
 from gateway import __version__
-from gateway.access.records import KeysInvalid
 from gateway.api.http.websocket_protocol import WebSocketProtocol, connection_bounds, refusal_body
 from gateway.api.intake.disconnect import beside
 from gateway.app import App, build

@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from workers.settings import PaddockSettings, SupervisorSettings, WorkerSettings
+from accounts.settings import AccountsSettings, GatewaySecret
+from workers.settings import SupervisorSettings, WorkerSettings
 
 
-class GatewaySettings(PaddockSettings):
+class GatewaySettings(GatewaySecret):
     """One gateway process."""
 
     host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
@@ -94,12 +95,11 @@ class GatewaySettings(PaddockSettings):
             "through one proxy",
         ),
     ] = 0.5
-    gateway_secret: Annotated[
+    accounts_url: Annotated[
         str,
         Field(
-            description="secret that all gateways share and workers do not have: proves who wrote a key's record in "
-            "Redis, and who may drain a gateway; empty: one is made in the state folder, which gateways on other "
-            "machines do not know"
+            description="accounts service to forward to what needs a database: `http://HOST:PORT`, or `unix:PATH` of "
+            "its socket; empty: such routes are not served"
         ),
     ] = ""
     key_share: Annotated[
@@ -272,7 +272,7 @@ class GatewaySettings(PaddockSettings):
     ] = False
 
 
-class UpSettings(GatewaySettings, SupervisorSettings):
+class UpSettings(GatewaySettings, AccountsSettings, SupervisorSettings):
     """`paddock up`: the gateways, the supervisor and a private Redis on one machine."""
 
     gateways: Annotated[
@@ -285,6 +285,10 @@ class UpSettings(GatewaySettings, SupervisorSettings):
             "for probes and metrics; auto, or 0: one for every 4 workers, and at most one for every 2 cores",
         ),
     ] = 1
+    accounts: Annotated[
+        bool,
+        Field(description="run the accounts service too: teams, keys, budgets and usage, in a database"),
+    ] = True
     worker_redis_url: Annotated[
         str,
         Field(

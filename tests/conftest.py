@@ -67,7 +67,7 @@ def short_folder() -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def _log_levels() -> Iterator[None]:
     """A test that configures logging, as commands do, takes no other test's lines away."""
-    loggers = [logging.getLogger(name) for name in ("", "gateway", "workers", "paddock")]
+    loggers = [logging.getLogger(name) for name in ("", "accounts", "gateway", "workers", "paddock")]
     before = [logger.level for logger in loggers]
     yield
     for logger, level in zip(loggers, before, strict=True):

@@ -247,7 +247,8 @@ def open_chat_worker(
     logger.info("answers are read as those of the family %s", answers.family.name)
     if fault := answers.closing_fault(spec.thinking_budget_message):
         raise SettingUnusable(f"thinking_budget_message {fault}")
-    media = open_media(opened, model, spec, max_bytes=settings.media_cache_mib << 20)
+    n_ubatch = min(spec.llama.n_ubatch, spec.llama.n_batch)
+    media = open_media(opened, model, spec, n_ubatch=n_ubatch, max_bytes=settings.media_cache_mib << 20)
     context, n_ctx, draft_model = open_contexts(opened, model, spec, workers=settings.workers_on_machine)
     long_texts = opened.enter_context(
         contextlib.closing(TokenProcesses(model.path, model.overrides, number=prompts_at_once()))
@@ -303,6 +304,7 @@ def _prompts(
         renderer,
         tokenizer,
         bos_text=model.bos_text,
+        end_token=model.vocab.end_token,
         num_tokens=model.facts.n_vocab,
         n_ctx=n_ctx,
         shared=spec.shared_prompts,

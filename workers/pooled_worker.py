@@ -9,20 +9,24 @@ from dataclasses import dataclass
 import msgspec
 
 from workers.chat.prompts import Prompts
+from workers.chat.renderer import Renderer
 from workers.engine.pooled.engine import PooledEngine
 from workers.engine.watchdog import Watchdog
 from workers.llama.devices import Devices
-from workers.llama.model import Model, ModelTooLarge
-from workers.llama.pooling import PooledContext, PooledInputs, Pooling, pooling_of
+from workers.llama.model import Model, ModelError, ModelTooLarge
+from workers.llama.pooling import PooledContext, PooledInputs, Pooling, media_fault, n_ubatch_of, pooling_of
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.metrics.worker import WorkerMetrics
 from workers.models.memory_plan import free_bytes, free_for_cache, kv_shape, outputs_too_large, plan_kv
-from workers.models.spec import ModelSpec
+from workers.models.spec import NO_PROJECTOR, ModelSpec
+from workers.protocol.heartbeat import ModelFacts
 from workers.protocol.requests import Sampling
-from workers.served_text import text_routes
+from workers.served_media import ServedMedia, open_media
+from workers.served_text import open_renderer, text_routes
 from workers.service.calls.call_record import CallRecords
-from workers.service.calls.lanes import prompt_lane, prompts_at_once
+from workers.service.calls.lanes import media_lane, prompt_lane, prompts_at_once
 from workers.service.calls.pooled import Outcomes, PooledCalls
+from workers.service.calls.pooled_inputs import PooledReader
 from workers.service.calls.stream import EventHub
 from workers.service.lifecycle import Lifecycle
 from workers.service.routes.app import PoolRoutes
@@ -42,55 +46,59 @@ class PooledWorker:
     model: Model
     context: PooledContext
     watchdog: Watchdog
-    tokenizer: GuardedTokenizer
     inputs: PooledInputs
+    prompts: Prompts
+    renderer: Renderer | None
+    """Renders messages; None: the model takes none."""
     pooling: Pooling
+    media: ServedMedia | None
+    """What reads pictures and sounds; None: the model reads text only."""
 
     def wire(self, worker: WorkerIdentity, life: Lifecycle, records: CallRecords) -> Served:
         """Make and connect the parts that need the event loop, such as engine and routes. Call it on that loop."""
-        spec, context, outcomes = self.spec, self.context, Outcomes()
+        spec, context, media, outcomes = self.spec, self.context, self.media, Outcomes()
         engine = PooledEngine(
             context,
             slots=spec.slots,
             tell=outcomes.tell,
             on_crash=life.crashed_in_thread,
             watchdog=self.watchdog,
+            encoder=None if media is None else media.encoder,
         )
         metrics = metrics_of(worker, engine, life, devices=Devices(free_bytes).memory)
-        lane = prompt_lane()
-        calls = PooledCalls(
-            outcomes,
-            engine,
-            self.inputs,
-            life,
-            metrics,
-            records,
-            lane,
-            pooling=self.pooling,
-            width=context.width,
-            longest=engine.n_ctx,
-        )
+        lane, of_media = prompt_lane(), media_lane()
+        reader = PooledReader(self.inputs, self.prompts, lane, of_media, longest=engine.n_ctx)
+        calls = PooledCalls(outcomes, engine, reader, life, metrics, records, pooling=self.pooling, width=context.width)
         texts = text_routes(
             self.model,
-            Prompts(None, self.tokenizer, num_tokens=self.model.facts.n_vocab),
+            self.prompts,
             lane,
-            lane,
-            None,
+            of_media,
+            self.renderer,
             Sampling(),
             name=spec.name,
             kind=calls.kind,
             slots=spec.slots,
             n_ctx=context.longest,
+            inputs=("text",) if media is None else media.inputs,
         )
-        return pooled_service(worker, engine, calls, metrics, texts, context.width)
+        facts = None if media is None else media.facts(self.model.facts)
+        return pooled_service(worker, engine, calls, metrics, texts, context.width, facts)
 
 
 def pooled_service(
-    worker: WorkerIdentity, engine: Engine, calls: PooledCalls, metrics: WorkerMetrics, texts: TextRoutes, width: int
+    worker: WorkerIdentity,
+    engine: Engine,
+    calls: PooledCalls,
+    metrics: WorkerMetrics,
+    texts: TextRoutes,
+    width: int,
+    facts: ModelFacts | None = None,
 ) -> Served:
     """Return the parts that the server runs. Gateways hold event streams to this worker too, but get no events.
 
-    `width`: how many numbers a vector has. Gateways reserve memory by it before they send work."""
+    `width`: how many numbers a vector has. Gateways reserve memory by it before they send work. `facts`: those of the
+    model with its projector; None: it has none."""
     return Served(
         kind=calls.kind,
         engine=engine,
@@ -99,7 +107,7 @@ def pooled_service(
         metrics=metrics,
         routes=[*PoolRoutes(calls).routes(), *no_slots(), *texts.routes()],
         adverts=None,
-        announced=lambda beat: msgspec.structs.replace(beat, width=width),
+        announced=lambda beat: msgspec.structs.replace(beat, width=width, facts=facts or beat.facts),
         retire=lambda: None,
     )
 
@@ -107,16 +115,46 @@ def pooled_service(
 def open_pooled_worker(
     opened: contextlib.ExitStack, model: Model, settings: WorkerSettings, spec: ModelSpec, watchdog: Watchdog
 ) -> PooledWorker:
-    """Open the parts of a pooled worker, which `opened` closes. Raises ModelError, ModelTooLarge."""
+    """Open the parts of a pooled worker, which `opened` closes. Messages are rendered where the model sees or hears:
+    there they are how its makers put pictures into a text.
+
+    Raises ModelError, ModelTooLarge, TemplateUnusable, TemplateFileUnusable."""
     pooling = pooling_of(model, spec.llama)
     processes = opened.enter_context(
         contextlib.closing(TokenProcesses(model.path, model.overrides, number=prompts_at_once()))
     )
     tokenizer = GuardedTokenizer(model.vocab, processes)
     inputs = PooledInputs(model, pooling, tokenizer)
+    media = _open_media(opened, model, settings, spec, pooling)
     context = opened.enter_context(make_pooled_context(model, spec, pooling, workers=settings.workers_on_machine))
+    if media is not None and not context.can_split:
+        raise ModelError(f"{model.path}: reads inputs in one piece, without pictures or sounds; set `projector: none`")
     context.warm_up()
-    return PooledWorker(spec, model, context, watchdog, tokenizer, inputs, pooling)
+    renderer = None
+    if media is not None and (spec.chat_template or model.chat_templates):
+        renderer = opened.enter_context(open_renderer(model, spec.chat_template, prompts_at_once()))
+    prompts = Prompts(
+        renderer,
+        tokenizer,
+        bos_text=model.bos_text,
+        end_token=model.vocab.end_token,
+        num_tokens=model.facts.n_vocab,
+        defaults=spec,
+        media=None if media is None else media.reader,
+    )
+    return PooledWorker(spec, model, context, watchdog, inputs, prompts, renderer, pooling, media)
+
+
+def _open_media(
+    opened: contextlib.ExitStack, model: Model, settings: WorkerSettings, spec: ModelSpec, pooling: Pooling
+) -> ServedMedia | None:
+    """Open what reads pictures and sounds; None: the model reads text only. Raises ModelError, ModelTooLarge."""
+    if fault := media_fault(model, pooling):
+        if spec.projector not in ("", NO_PROJECTOR):
+            logger.warning("the model reads text only, and %s is not used: %s", spec.projector, fault)
+        return None
+    n_ubatch = n_ubatch_of(spec.llama)
+    return open_media(opened, model, spec, n_ubatch=n_ubatch, max_bytes=settings.media_cache_mib << 20)
 
 
 def make_pooled_context(model: Model, spec: ModelSpec, pooling: Pooling, *, workers: int) -> PooledContext:

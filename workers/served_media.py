@@ -70,9 +70,11 @@ class ServedMedia:
         )
 
 
-def open_media(opened: contextlib.ExitStack, model: Model, spec: ModelSpec, *, max_bytes: int) -> ServedMedia | None:
-    """Open what reads pictures and sounds; None: the model has no projector. `opened` closes it all. `max_bytes`:
-    memory for embeddings that no call uses.
+def open_media(
+    opened: contextlib.ExitStack, model: Model, spec: ModelSpec, *, n_ubatch: int, max_bytes: int
+) -> ServedMedia | None:
+    """Open what reads pictures and sounds; None: the model has no projector. `opened` closes it all. `n_ubatch`:
+    micro-batch of the context that reads them. `max_bytes`: memory for embeddings that no call uses.
 
     Raises ModelError, ModelTooLarge."""
     if spec.projector in ("", NO_PROJECTOR):
@@ -86,7 +88,7 @@ def open_media(opened: contextlib.ExitStack, model: Model, spec: ModelSpec, *, m
         image_max_tokens=spec.image_max_tokens,
     )
     projector = opened.enter_context(
-        contextlib.closing(Projector.load(model, settings, n_ubatch=min(llama.n_ubatch, llama.n_batch), limits=limits))
+        contextlib.closing(Projector.load(model, settings, n_ubatch=n_ubatch, limits=limits))
     )
     try:
         projector.warm_up()

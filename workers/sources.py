@@ -125,7 +125,7 @@ PREFIX = "PADDOCK_"
 OTHER_VARIABLES = frozenset({"PADDOCK_BENCH_DIR", "PADDOCK_DIE_WITH_PARENT", "PADDOCK_VENV", "PADDOCK_WHEEL_CACHE"})
 """Environment variables that begin with `PADDOCK_` but are no settings: other code reads them."""
 
-REDIS_URLS = frozenset({"redis_url", "worker_redis_url"})
+REDIS_URLS = frozenset({"database_url", "redis_url", "worker_redis_url"})
 """Settings whose value may have a password in it."""
 SECRETS = frozenset(
     {"api_key", "api_keys", "cache_secret", "gateway_secret", "metrics_key", "otlp_headers", "worker_secret"}

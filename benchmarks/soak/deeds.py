@@ -8,9 +8,9 @@ import json
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
+from accounts.protocol.records import AccessRecord, digest, seal_record
 from benchmarks.soak.fleet import EMBEDDER, INFILLER, TOY
 from benchmarks.soak.visitor import Refused, Surprise, Visitor, events, is_last
-from gateway.access.records import AccessRecord, digest, seal_record
 from workers.protocol import keys
 
 Deed = Callable[[Visitor], Awaitable[None]]

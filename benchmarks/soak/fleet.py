@@ -24,9 +24,9 @@ from typing import Any
 import redis
 import redis.asyncio
 
+from accounts.protocol.records import digest
 from benchmarks.soak.storage import patiently
 from benchmarks.soak.subjects import children_by_environment
-from gateway.access.records import digest
 from gateway.store.client import connect
 from tests.support.stack import DEMO_MODEL, SHARED_MODELS, STARTUP_S, Process, Stack, free_port
 from tests.support.wire import Wire, open_wire

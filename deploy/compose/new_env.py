@@ -17,12 +17,13 @@ DEFAULT = Path(__file__).resolve().parents[2] / ".env"
 SECRETS = {
     "PADDOCK_API_KEY": "the first API key, an admin's; callers send it as `Authorization: Bearer`",
     "PADDOCK_WORKER_SECRET": "what gateways and workers know each other by",
-    "PADDOCK_GATEWAY_SECRET": "of gateways alone: seals the records of keys, and drains gateways",
+    "PADDOCK_GATEWAY_SECRET": "of gateways and the accounts service: seals the records of keys, and drains gateways",
     "PADDOCK_CACHE_SECRET": "what workers seal cached prompts with, where you give them a cache_dir",
     "PADDOCK_METRICS_KEY": "what /metrics of the gateway asks for; Prometheus sends it",
     "REDIS_PASSWORD": "of the Redis in its container, for you: may do everything there",
     "REDIS_GATEWAY_PASSWORD": "of the user that gateways log in to Redis as",
     "REDIS_WORKER_PASSWORD": "of the user that workers log in to Redis as, who reaches their own records only",
+    "POSTGRES_PASSWORD": "of the user that the accounts service logs in to PostgreSQL as",
     "GRAFANA_PASSWORD": "of Grafana's user `admin`",
 }
 CHOICES = {
@@ -33,6 +34,7 @@ CHOICES = {
     "PADDOCK_CTX": ("0", "longest conversation, tokens; 0: what the model was trained for"),
     "PADDOCK_START_TIMEOUT_S": ("600", "how long a call is held while its model has no worker"),
     "PADDOCK_RESPONSES_BYTES_PER_TEAM": ("16777216", "most bytes of stored responses per team; they lie in Redis"),
+    "PADDOCK_DATABASE_URL": ("", "a PostgreSQL of your own: postgresql://USER:PASSWORD@HOST/NAME"),
     "COMPOSE_PROFILES": ("gpu", "a worker on GPUs; with WORKERS=0. Kept here, `down` and upgrades know of it as well"),
     "WORKERS": ("2", "workers on processors; 0 with COMPOSE_PROFILES=gpu"),
     "WORKER_MEMORY": ("8g", "most memory of a worker: the model, its KV cache and cache_ram_mib"),

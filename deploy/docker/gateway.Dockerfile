@@ -10,6 +10,7 @@ RUN python -m venv /opt/paddock \
 RUN python -m venv /opt/build \
     && /opt/build/bin/python -m pip install --no-compile --no-deps --require-hashes --requirement requirements/build.lock
 COPY pyproject.toml README.md LICENSE ./
+COPY accounts accounts
 COPY gateway gateway
 COPY workers workers
 COPY deploy/demo/paddock-demo.gguf deploy/demo/paddock-demo.gguf

@@ -24,6 +24,7 @@ RUN python3 -m venv /opt/paddock \
     && /opt/paddock/bin/python -m pip install --no-compile --no-deps --require-hashes --requirement /tmp/others.lock \
     && /opt/paddock/bin/python -m pip install --no-compile --no-deps --no-index /opt/engine/*.whl
 COPY pyproject.toml README.md LICENSE ./
+COPY accounts accounts
 COPY gateway gateway
 COPY workers workers
 COPY deploy/demo/paddock-demo.gguf deploy/demo/paddock-demo.gguf

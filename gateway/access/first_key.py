@@ -12,7 +12,7 @@ from pathlib import Path
 import redis.asyncio
 from redis.exceptions import ResponseError
 
-from gateway.access.records import FIRST_KEY_NAME, AccessRecord, first_record, is_bare, open_record, seal_record
+from accounts.protocol.records import FIRST_KEY_NAME, AccessRecord, first_record, is_bare, open_record, seal_record
 from gateway.store.outage import is_of_one_name
 from workers.protocol import keys
 

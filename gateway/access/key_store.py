@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
+from accounts.protocol.records import FIRST_KEY_NAME, AccessRecord, open_record, seal_record
 from gateway.access.keys import Keys
-from gateway.access.records import FIRST_KEY_NAME, AccessRecord, open_record, seal_record
 from gateway.store.outage import Outage, Unreadable, raise_if_cancelled
 from gateway.store.packed import OF_ANOTHER_TYPE, Pauses, unpacked_keys, unpacked_texts
 from gateway.store.scripts import load_members_script

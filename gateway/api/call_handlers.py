@@ -122,24 +122,25 @@ class CallHandlers:
 
         return handle
 
-    def pool(self, dialect: PoolDialect[PooledRequestT]) -> Handler:
-        """Return the handler of a route for pooled work."""
+    def pool(self, dialect: PoolDialect[PooledRequestT], *, takes_media: bool = False) -> Handler:
+        """Return the handler of a route for pooled work. `takes_media`: whether inputs may have pictures and sounds."""
 
         async def handle(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
             request_log = request_log_of(scope)
-            async with self.intake.open_body(principal, scope, receive) as body:
+            async with self.intake.open_body(principal, scope, receive, takes_media=takes_media) as body:
                 asked = await body.decode(lambda raw: dialect.read(raw, scope))
                 begin_by, conversation = read_ttft_deadline(scope), session_or_request_id(scope, request_log.request_id)
                 call = self.resolver.resolve(
                     principal, asked.model, request_log, JOB_OF[asked.request.kind], begin_by, conversation
                 )
-                before = body.num_bytes
-
-                def hold(num_bytes: int, width: int) -> None:
-                    body.hold_at_least(before + answer_bytes(num_bytes, width))
-
                 async with until_disconnect(receive):
-                    result = await self.pipeline.pool(call, asked.request, request_log.answer, hold)
+                    request, call = await self.media.prepare_pooled(asked.request, call, body.hold)
+                    before = body.num_bytes
+
+                    def hold(num_bytes: int, width: int) -> None:
+                        body.hold_at_least(before + answer_bytes(num_bytes, width))
+
+                    result = await self.pipeline.pool(call, request, request_log.answer, hold)
                     request_log.usage = Usage(sum(result.num_tokens), 0, 0)
                     hold(len(result.vectors), result.width)
                     await send_parts(send, dialect.parts(asked, call, result), JSON, request_log)

@@ -92,7 +92,7 @@ DECLARED = (
         "prompts that are continued, streamed or whole",
         COMPLETIONS,
     ),
-    RouteRow("POST", "/v1/embeddings", KEY, "embeddings", "vectors of texts"),
+    RouteRow("POST", "/v1/embeddings", KEY, "embeddings", "vectors of texts, pictures and sounds"),
     RouteRow(
         "POST",
         "/v1/rerank",
@@ -165,7 +165,7 @@ DECLARED = (
         "/embedding",
         KEY,
         "native_embedding",
-        "vectors of texts, in llama-server's form",
+        "the same, in llama-server's form",
         NATIVE,
         aliases=("/embeddings",),
     ),
@@ -182,6 +182,22 @@ DECLARED = (
     RouteRow("POST", "/v1/unload_lora_adapter", ADMIN, "unload_adapter", "takes it away"),
     RouteRow("GET", "/admin/explain", ADMIN, "explain", "how a call of a model would be placed now"),
     RouteRow("POST", "/admin/explain", ADMIN, "explain", "the same for a chat request, which is not sent"),
+    *(
+        RouteRow(method, "/admin/{path:path}", KEY, "accounts", "teams, keys, limits, budgets, usage, audit")
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+    ),
+    *(
+        RouteRow(
+            method, f"/{kind}/{{path:path}}", KEY, "accounts", "the same for scripts that were written for LiteLLM"
+        )
+        for kind in ("key", "team", "user")
+        for method in ("GET", "POST")
+    ),
+    RouteRow("GET", "/spend/{path:path}", KEY, "accounts", "the same"),
+    *(
+        RouteRow(method, "/auth/{path:path}", OPEN, "accounts", "single sign-on of people")
+        for method in ("GET", "POST")
+    ),
     RouteRow("GET", "/health", OPEN, "health", "the process is up", aliases=("/v1/health", "/healthz")),
     RouteRow("GET", "/version", OPEN, "version", "which Paddock this is"),
     RouteRow("GET", "/ready", OPEN, "ready", "calls would be answered"),

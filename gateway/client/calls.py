@@ -128,23 +128,29 @@ def unload_adapter(name: str, *, model: str | None = None) -> Request[None]:
     return _post("/v1/unload_lora_adapter", server_answers.read_nothing, {"lora_name": name, "model": model})
 
 
+PoolInput = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or an object: `{"content": [...]}` has parts as a message has them, also pictures and sounds."""
+
+
 def create_embeddings(
-    input: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+    input: PoolInput | Sequence[PoolInput] | None = None,
     *,
+    messages: Messages | None = None,
     model: str | None = None,
     encoding_format: EncodingFormat | None = None,
     dimensions: int | None = None,
     embd_normalize: int | None = None,
     extra_body: Mapping[str, Any] | None = None,
 ) -> Request[EmbeddingsResponse]:
-    """Compute the embeddings of texts or token ids, in OpenAI's form."""
-    values = {"input": input, "model": model, "encoding_format": encoding_format, "dimensions": dimensions}
-    values |= {"embd_normalize": embd_normalize, **(extra_body or {})}
+    """Compute the embeddings of texts, token ids or objects, in OpenAI's form. `messages`: a conversation in place of
+    `input`, rendered by the model's chat template."""
+    values: dict[str, Any] = {"input": input, "messages": messages, "model": model, "encoding_format": encoding_format}
+    values |= {"dimensions": dimensions, "embd_normalize": embd_normalize, **(extra_body or {})}
     return _post("/v1/embeddings", answers.read_embeddings, values)
 
 
 def embed(
-    content: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+    content: PoolInput | Sequence[PoolInput],
     *,
     model: str | None = None,
     embd_normalize: int | None = None,

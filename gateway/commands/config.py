@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from prometheus_client import CollectorRegistry
 from pydantic_settings import BaseSettings
 
+from accounts.settings import AccountsSettings, GatewaySecret
 from gateway.settings import GatewaySettings, UpSettings, known_settings
 from gateway.telemetry.metrics import Metrics
 from workers import sources
@@ -43,7 +44,9 @@ SECTIONS: tuple[tuple[str, type[BaseSettings]], ...] = (
     ("Cached prompts on disk", CacheSettings),
     ("Each worker: `paddock worker`, `paddock supervisor`, `paddock up`", EveryWorkerSettings),
     ("Supervisor: `paddock supervisor`, `paddock up`", SupervisorSettings),
+    ("Gateways and the accounts service", GatewaySecret),
     ("Gateway: `paddock gateway`, `paddock up`", GatewaySettings),
+    ("Accounts service: `paddock accounts`, `paddock up`", AccountsSettings),
     ("Worker: `paddock worker`", WorkerSettings),
     ("`paddock up` alone", UpSettings),
 )
@@ -61,6 +64,7 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 |---|---|
 | `paddock up` | a private Redis, this machine's workers and a gateway; takes all settings but a single worker's |
 | `paddock gateway` | one gateway process against a given Redis |
+| `paddock accounts` | the accounts service against a given Redis and database: [teams.md](teams.md) |
 | `paddock worker` | one worker process against a given Redis |
 | `paddock supervisor` | this machine's workers against a given Redis |
 | `paddock fetch` | brings what `catalog` or `hf` names into `models_dir`; prints each model's name and file |
@@ -98,7 +102,8 @@ It is made with mode 0700. A folder that is there already keeps its mode; a warn
 | `config.yaml` | your settings, if you write it |
 | `logs/` | one file per process, each bounded to 3 x 8 MiB |
 | `hub/` | fetched models, unless `models_dir` or `HF_HOME` is set; `*.json`: where each lies, its commit and SHA-256 |
-| `run/` | lock, Redis socket and users, catalog and address of `paddock up`; of each worker its model and `*.calls` |
+| `accounts.sqlite` | teams, keys, budgets and usage, unless `database_url` names another database |
+| `run/` | lock, sockets, users of Redis, catalog and address of `paddock up`; of each worker its model and `*.calls` |
 
 What is removed from `run/` while it runs is made again, but for the lock.
 """

@@ -30,8 +30,8 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from accounts.protocol.records import FIRST_KEY_NAME, AccessRecord, digest, open_record, seal_record
 from gateway.access.first_key import NUM_RANDOM_BYTES, PREFIX
-from gateway.access.records import FIRST_KEY_NAME, AccessRecord, digest, open_record, seal_record
 from gateway.settings import UpSettings
 from gateway.store.client import connect
 from workers import secret_file, sources

@@ -18,8 +18,10 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from accounts.protocol.records import KeysInvalid, read_records
+from accounts.settings import AccountsSettings, socket_path
 from gateway.access import first_key
-from gateway.access.records import KeysInvalid, read_records
+from gateway.api.operations.accounts import UNIX
 from gateway.commands.listeners import Listeners, listen, number_of_gateways, port_of
 from gateway.commands.target import address_file, address_of, welcome
 from gateway.settings import GatewaySettings, UpSettings
@@ -111,8 +113,19 @@ def _fill_in(settings: UpSettings, folder: StateFolder, found: Catalog, listener
             "catalog": catalog.absolute(),
             "worker_secret": settings.worker_secret or folder.secret(WORKER_SECRET),
             "gateway_secret": settings.gateway_secret or folder.secret(GATEWAY_SECRET),
+            "accounts_url": settings.accounts_url or _accounts_url(settings, folder),
         }
     )
+
+
+def _accounts_url(settings: UpSettings, folder: StateFolder) -> str:
+    """Return where gateways reach the accounts service of this machine; empty: none is run."""
+    if not settings.accounts:
+        return ""
+    listen = settings.accounts_listen
+    if not listen:
+        return f"{UNIX}{socket_path(folder.path)}"
+    return f"{UNIX}{listen}" if "/" in listen else f"http://{listen}"
 
 
 def _report_end(console: Console, error: Exception, code: Exit) -> int:
@@ -189,6 +202,8 @@ class Machine:
             self._say("redis ready")
             supervisor = self._supervisor(fleet)
             self._stack.append(supervisor)
+            if self._settings.accounts:
+                self._stack.append(self._keep(tasks, self._accounts(), self._restore, final=frozenset()))
             tasks.create_task(self._keep_workers(supervisor))
             for number in range(max(1, len(self._listeners.own))):
                 self._gateways.append(self._keep(tasks, self._gateway(number), self._restore, final=FINAL))
@@ -249,6 +264,12 @@ class Machine:
         return Supervisor(
             self._workers, settings, fleet, self._console, environment=os.environ, on_final=self._worker_lost
         )
+
+    def _accounts(self) -> Recipe:
+        values = {name: getattr(self._settings, name) for name in AccountsSettings.model_fields}
+        values |= {"redis_url": self._urls["gateway"], "log_format": "json"}
+        environment = sources.environment_of(AccountsSettings.model_construct(**values), os.environ)
+        return Recipe("accounts", (sys.executable, "-m", "accounts.cli"), environment, KILL_MARGIN_S)
 
     def _gateway(self, number: int) -> Recipe:
         values = {name: getattr(self._settings, name) for name in GatewaySettings.model_fields}

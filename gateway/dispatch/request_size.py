@@ -9,9 +9,9 @@ import msgspec
 
 from workers.protocol.framing import BASE64_CHARS, BASE64_GROUP
 from workers.protocol.heartbeat import ModelFacts
-from workers.protocol.pooled import PoolRequest
+from workers.protocol.pooled import PoolInput, PoolPrompt, PoolRequest
 from workers.protocol.queries import Detokenize, Render, Tokenize
-from workers.protocol.requests import GenerateRequest, Message, Prompt, Submit
+from workers.protocol.requests import GenerateRequest, Medium, Message, Prompt, Submit
 
 INLINE_CHARS = 256 << 10
 """A message counts as short if its texts have at most this many characters: encoding it takes about a millisecond."""
@@ -26,7 +26,7 @@ def num_chars(message: msgspec.Struct) -> int:
         case Submit() | Render():
             return chars_of(message.request)
         case PoolRequest():
-            return _of_parts(message.inputs)
+            return _of_media(message.media) + _of_parts(message.inputs)
         case Tokenize():
             return _of_part(message.content)
         case Detokenize():
@@ -37,7 +37,7 @@ def num_chars(message: msgspec.Struct) -> int:
 def chars_of(request: GenerateRequest) -> int:
     """Return approximately how many characters a request has: its prompt, tools, constraint and biases. Counting
     messages stops once the request counts as long. Pictures and sounds count by the base64 that is sent of them."""
-    number = len(request.template_values) + sum(len(one.data) * BASE64_CHARS // BASE64_GROUP for one in request.media)
+    number = len(request.template_values) + _of_media(request.media)
     number += sum(len(tool.description or "") + len(tool.name) + len(tool.parameters or "") for tool in request.tools)
     if request.constraint is not None:
         number += len(request.constraint.text)
@@ -49,9 +49,19 @@ def chars_of(request: GenerateRequest) -> int:
         infill = request.infill
         number += len(infill.prefix) + len(infill.suffix) + len(infill.prompt)
         return number + sum(len(file.text) for file in infill.files)
-    for message in request.messages:
+    return number + _of_messages(request.messages, INLINE_CHARS - number)
+
+
+def _of_media(media: Iterable[Medium]) -> int:
+    return sum(len(one.data) * BASE64_CHARS // BASE64_GROUP for one in media)
+
+
+def _of_messages(messages: Iterable[Message], most: int) -> int:
+    """Return approximately how many characters messages have; counting stops at `most`."""
+    number = 0
+    for message in messages:
         number += ENTRY_CHARS * (1 + len(message.tool_calls))
-        if number > INLINE_CHARS:
+        if number > most:
             return number
         number += chars_of_message(message)
     return number
@@ -76,11 +86,14 @@ def media_chars(message: Message, facts: ModelFacts) -> int:
     return CHARS_PER_TOKEN * len(message.media) * max(facts.picture_cells, facts.sound_cells)
 
 
-def _of_parts(parts: Iterable[Prompt]) -> int:
-    """Return approximately how many characters these prompts have together; counting stops at INLINE_CHARS."""
+def _of_parts(parts: Iterable[PoolInput]) -> int:
+    """Return approximately how many characters these inputs have together; counting stops at INLINE_CHARS."""
     number = 0
     for part in parts:
-        number += _of_part(part)
+        if isinstance(part, PoolPrompt):
+            number += len(part.text) + len(part.template_values) + _of_messages(part.messages, INLINE_CHARS)
+        else:
+            number += _of_part(part)
         if number > INLINE_CHARS:
             break
     return number

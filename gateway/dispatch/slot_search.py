@@ -23,7 +23,7 @@ from gateway.routing.placement import ANY, PlacementRequest, Ranking, placement_
 from gateway.routing.retries import Outlook, Reason, choose_model
 from gateway.telemetry.answer_log import QueuePosition
 from workers.protocol.heartbeat import WorkerAddress
-from workers.protocol.pooled import PoolRequest
+from workers.protocol.pooled import PoolPrompt, PoolRequest
 
 CHECK_INTERVAL_S = 0.25
 """Seconds between two checks whether the model of a queued call still has workers, for calls with fallbacks."""
@@ -94,7 +94,7 @@ class SlotSearch:
         The prefixes of a long prompt are hashed on a thread, with teams taking turns. Raises InvalidRequest or
         PermissionDenied because of the call's adapters."""
         if isinstance(state.asked, PoolRequest):
-            num_tokens = sum([len(one) for one in state.asked.inputs if not isinstance(one, str)])
+            num_tokens = sum([len(one) for one in state.asked.inputs if not isinstance(one, str | PoolPrompt)])
             if num_tokens <= INLINE_TOKENS:
                 state.placement_request = placement_request_of_pooled(state.asked)
             else:

@@ -237,5 +237,7 @@ def requirements_of(request: PlacementRequest, pool: Pool, avoid: frozenset[str]
         yield Requirements(tokens, request.adapters, inputs=inputs)
     if tokens or request.adapters:
         if avoid:
-            yield Requirements(avoid=avoid)
+            yield Requirements(avoid=avoid, inputs=inputs)
+        yield Requirements(inputs=inputs)
+    if inputs:
         yield Requirements()

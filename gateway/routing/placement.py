@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from workers.protocol.heartbeat import Heartbeat, Modality, ModelFacts
-from workers.protocol.pooled import PoolInput, PoolRequest
+from workers.protocol.pooled import PoolInput, PoolPrompt, PoolRequest
 from workers.protocol.prefixes import NOTHING, Prefix, media_ends, prefix_of
 from workers.protocol.requests import GenerateRequest
 
@@ -101,8 +101,9 @@ def placement_request_of(request: GenerateRequest, tenant: str, hashes: Mapping[
 
 def placement_request_of_pooled(request: PoolRequest) -> PlacementRequest:
     """Return the placement request of a call for embeddings or reranking: nothing is cached or decoded."""
-    num_bytes = sum(map(_num_bytes, request.inputs))
-    return PlacementRequest(Prefix((), (), num_bytes + len(request.query or "") * len(request.inputs)), max_tokens=0)
+    num_bytes = sum(map(_num_bytes, request.inputs)) + len(request.query or "") * len(request.inputs)
+    media = tuple(PlacedMedium(one.kind, num_bytes + 1) for one in request.media)  # no worker has them cached
+    return PlacementRequest(Prefix((), (), num_bytes), max_tokens=0, media=media)
 
 
 TOKEN_BYTES = 4
@@ -111,6 +112,8 @@ TOKEN_BYTES = 4
 def _num_bytes(one: PoolInput) -> int:
     if isinstance(one, str):
         return len(one)
+    if isinstance(one, PoolPrompt):
+        return len(one.text) + sum(len(message.content or "") for message in one.messages)
     if isinstance(one, array):
         return TOKEN_BYTES * len(one)
     return sum(len(part) if isinstance(part, str) else TOKEN_BYTES for part in one)

@@ -63,6 +63,7 @@ FAILED_BY = {
     "out_of_memory": Who.WORKER,
     "internal": Who.WORKER,
     "store_unavailable": Who.GATEWAY,
+    "accounts_unavailable": Who.GATEWAY,
     "overrun": Who.GATEWAY,
     "stopping": Who.GATEWAY,
     "unauthorized": Who.GATEWAY,

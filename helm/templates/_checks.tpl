@@ -74,6 +74,9 @@
 {{- if and (not .Values.redis.bundled) (not .Values.redis.external.url) (not (or .Values.redis.external.existingSecret .Values.secrets.existingSecret)) -}}
 {{- $wrong = append $wrong "redis: not bundled, and no other is named: set redis.external.url or redis.external.existingSecret" -}}
 {{- end -}}
+{{- if and .Values.accounts.enabled (not .Values.postgres.bundled) (not (or .Values.postgres.external.existingSecret .Values.secrets.existingSecret)) -}}
+{{- $wrong = append $wrong "postgres: not bundled, and no other is named: set postgres.external.existingSecret, whose key database-url holds its URL; or accounts.enabled to false" -}}
+{{- end -}}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
 {{- $wrong = append $wrong "httpRoute: name the Gateway that it hangs on in parentRefs" -}}
 {{- end -}}

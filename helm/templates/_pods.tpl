@@ -67,8 +67,9 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{/* Redis and secrets: gateways and workers. Takes root and role, which is `gateway` or `worker`. */}}
+{{/* Redis and secrets. Takes root and role: `gateway`, `worker`, or `accounts`, which logs in to Redis as gateways do. */}}
 {{- define "paddock.sharedEnv" -}}
+{{- $user := ternary "worker" "gateway" (eq .role "worker") }}
 - name: PADDOCK_STATE_DIR
   value: /var/lib/paddock
 - name: PADDOCK_LOG_FORMAT
@@ -76,9 +77,9 @@ topologySpreadConstraints:
 {{- $external := .root.Values.redis.external }}
 {{- if .root.Values.redis.bundled }}
 - name: REDIS_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" .root }}, key: redis-{{ .role }}-password}}
+  valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" .root }}, key: redis-{{ $user }}-password}}
 - name: PADDOCK_REDIS_URL
-  value: redis://paddock-{{ .role }}:$(REDIS_PASSWORD)@{{ include "paddock.fullname" .root }}-redis:6379/0
+  value: redis://paddock-{{ $user }}:$(REDIS_PASSWORD)@{{ include "paddock.fullname" .root }}-redis:6379/0
 {{- else if $external.url }}
 - name: PADDOCK_REDIS_URL
   value: {{ $external.url | quote }}
@@ -87,9 +88,11 @@ topologySpreadConstraints:
 - name: PADDOCK_REDIS_URL
   valueFrom: {secretKeyRef: {name: {{ default .root.Values.secrets.existingSecret $external.existingSecret }}, key: {{ ternary "redis-worker-url" "redis-url" $own }}}}
 {{- end }}
+{{- if ne .role "accounts" }}
 - name: PADDOCK_WORKER_SECRET
   valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" .root }}, key: worker-secret}}
-{{- if eq .role "gateway" }}
+{{- end }}
+{{- if ne .role "worker" }}
 - name: PADDOCK_GATEWAY_SECRET
   valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" .root }}, key: gateway-secret}}
 {{- end }}

@@ -1,5 +1,6 @@
 {{/*
-What callers reach from outside. Not what is for operators and probes: /metrics, /ready, /health/drain, /admin.
+What callers reach from outside. Not what is for operators and probes: /metrics, /ready, /health/drain, and /admin unless
+`accounts.exposed` says so.
 A path stands for itself and for what lies below it; one that ends in `$` for itself alone.
 */}}
 {{- define "paddock.publicPaths" -}}
@@ -25,6 +26,16 @@ A path stands for itself and for what lies below it; one that ends in `$` for it
 - /health$
 - /healthz$
 - /version$
+{{- if .Values.accounts.enabled }}
+- /auth
+{{- if .Values.accounts.exposed }}
+- /admin
+- /key
+- /team
+- /user
+- /spend
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* No answer, whole or streamed, takes longer. */}}

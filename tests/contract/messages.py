@@ -26,7 +26,7 @@ from workers.protocol.events import (
     Usage,
 )
 from workers.protocol.heartbeat import Heartbeat, Load, ModelFacts, News, encode_news, pack_heads
-from workers.protocol.pooled import PoolRequest, PoolResult
+from workers.protocol.pooled import PoolPrompt, PoolRequest, PoolResult
 from workers.protocol.prefixes import prefix_of
 from workers.protocol.queries import (
     AdapterInfo,
@@ -247,6 +247,20 @@ POOL_REQUEST = PoolRequest(
     request_id="req-2",
 )
 SMALLEST_POOL_REQUEST = PoolRequest(inputs=("hi", [101, 7592, 102]))
+SEEING_POOL_REQUEST = PoolRequest(
+    inputs=(
+        "hi",
+        PoolPrompt(text="see , hear ", media=(4, 11)),
+        PoolPrompt(messages=(Message("user", "What is this?", media=(0,)),), template_values='{"a":1}'),
+    ),
+    media=(
+        Medium("picture", b"\x89PNG", "input.1.multimodal_data.0", b"\x01\x02"),
+        Medium("sound", b"RIFF", "input.1.multimodal_data.1", b"\x03\x04"),
+        Medium("picture", b"\x89PNG", "messages.0.content.0", b"\x01\x02"),
+    ),
+    cache_salt="mine",
+    tenant="team-a",
+)
 POOL_RESULT = PoolResult(
     pooling="mean", width=2, rows=(1, 1), num_tokens=(4, 3), vectors=struct.pack("<4f", 0.6, -0.8, 1.0, 0.0)
 )
@@ -278,6 +292,7 @@ MESSAGES = {
     "heartbeat_embed.json": msgspec.structs.replace(HEARTBEAT, kind="embed", width=768),
     "pool_request.json": POOL_REQUEST,
     "pool_request_smallest.json": SMALLEST_POOL_REQUEST,
+    "pool_request_seeing.json": SEEING_POOL_REQUEST,
     "pool_result.json": POOL_RESULT,
     "submit_adapters.json": SUBMIT_ADAPTERS,
     "load_adapter.json": LoadAdapter(name="team/pirate", path="pirate.gguf", pinned=True, sha256="ab" * 32, check=True),

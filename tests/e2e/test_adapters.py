@@ -15,7 +15,7 @@ import httpx2
 import pytest
 import redis
 
-from gateway.access.records import digest
+from accounts.protocol.records import digest
 from tests.support import adapter_files
 from tests.support.stack import DEMO_MODEL, Stack
 from workers.llama.gguf import read_header

@@ -20,7 +20,7 @@ import pytest
 import redis
 from PIL import Image
 
-from gateway.access.records import digest
+from accounts.protocol.records import digest
 from tests.support.media_files import picture_file, sound_file
 from tests.support.projectors import SAMPLE_RATE, Pair, Sizes, phi4, picture, sound, write_pair, write_projector
 from tests.support.stack import DEMO_MODEL, Process, Stack

@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.access.records import digest
+from accounts.protocol.records import digest
 from tests.support.pooled_models import write_rank_decoder
 from tests.support.small_models import write_infill_model, write_small_model
 from tests.support.stack import DEMO_MODEL, Process, Stack

@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.access.records import digest
+from accounts.protocol.records import digest
 from tests.support.stack import DEMO_MODEL, Process, Stack
 from workers.protocol import keys
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.access.records import digest
+from accounts.protocol.records import digest
 from gateway.store.client import connect
 from gateway.store.integrity import check_integrity
 from tests.support.caller import Caller, calling

@@ -8,7 +8,8 @@ from gateway.api.routes import ROUTES
 from tests.support.chart import Object, Rendered, container, render
 
 HOST = "llm.example.com"
-INSIDE = {"/metrics", "/metrics/targets", "/ready", "/health/drain", "/admin/explain"}
+INSIDE = {"/metrics", "/metrics/targets", "/ready", "/health/drain"}
+ADMIN = ("/admin/", "/key/", "/team/", "/user/", "/spend/")
 
 
 def ingress() -> Rendered:
@@ -44,8 +45,16 @@ def test_callers_reach_what_is_theirs(paths: object) -> None:
     found = paths()
     for row in ROUTES:
         asked = row.path.replace("{model:path}", "org/m").replace("{response_id}", "r").replace("{id_slot}", "0")
-        assert reached(found, asked) == (row.path not in INSIDE), row.path
+        assert reached(found, asked) == (row.path not in INSIDE and not row.path.startswith(ADMIN)), row.path
     assert not reached(found, "/")
+
+
+def test_admins_do_from_outside_only_where_the_values_say_so() -> None:
+    values = {"ingress": {"enabled": True, "hosts": [HOST]}, "accounts": {"exposed": True}}
+    (rule,) = render(values).one("Ingress")["spec"]["rules"]
+    found = [(path["pathType"], path["path"]) for path in rule["http"]["paths"]]
+    for row in ROUTES:
+        assert reached(found, row.path) == (row.path not in INSIDE), row.path
 
 
 def test_both_ways_are_the_same() -> None:

@@ -21,6 +21,7 @@ OLD = {
     "cache-secret": "of files",
     "redis-gateway-password": "of their user",
     "redis-worker-password": "of the workers' user",
+    "postgres-password": "of the accounts service's user",
 }
 
 
@@ -109,10 +110,35 @@ def test_an_upgrade_makes_what_the_version_before_did_not_know(cluster: str) -> 
 def test_a_worker_is_told_no_secret_of_gateways_and_no_other_login() -> None:
     found = render({"secrets": {"existingSecret": "keys"}})
     told = json.dumps({name: pod for name, pod in pods(found).items() if name == "worker"})
-    for key in ("gateway-secret", "redis-gateway-password", "redis-password", '"api-key"', "api-keys"):
+    for key in (
+        "gateway-secret",
+        "postgres-password",
+        "redis-gateway-password",
+        "redis-password",
+        '"api-key"',
+        "api-keys",
+    ):
         assert key not in told, key
     assert "redis-worker-password" in told
     assert "redis://paddock-worker:$(REDIS_PASSWORD)@" in told
+
+
+def test_only_the_accounts_service_is_told_the_databases_password() -> None:
+    for name, pod in pods(render({})).items():
+        assert ("postgres-password" in json.dumps(pod)) == (name in ("accounts", "postgres")), name
+    external = {"postgres": {"bundled": False, "external": {"existingSecret": "db"}}}
+    found = render(external)
+    assert not found.of("StatefulSet", "postgres")
+    for name, pod in pods(found).items():
+        assert ("database-url" in json.dumps(pod)) == (name == "accounts"), name
+    with pytest.raises(Refused, match=r"postgres\.external\.existingSecret"):
+        render({"postgres": {"bundled": False}})
+
+
+def test_without_the_accounts_service_there_is_no_database() -> None:
+    found = render({"accounts": {"enabled": False}})
+    assert {"accounts", "postgres"}.isdisjoint(pods(found))
+    assert "ACCOUNTS" not in json.dumps(pods(found))
 
 
 def test_the_users_of_redis_are_those_of_the_programs() -> None:
@@ -164,7 +190,7 @@ def test_a_secret_of_ones_own_needs_no_cluster() -> None:
 def test_all_given_keys_render_the_same_every_time() -> None:
     """For those who render without a cluster and keep values in a vault."""
     given = {"apiKey": "a", "workerSecret": "w", "gatewaySecret": "g", "cacheSecret": "c", "redisPassword": "r"}
-    values = {"secrets": {**given, "redisGatewayPassword": "rg", "redisWorkerPassword": "rw"}}
+    values = {"secrets": {**given, "redisGatewayPassword": "rg", "redisWorkerPassword": "rw", "postgresPassword": "p"}}
     assert told(render(values)) == told(render(values, flags=("--is-upgrade",)))
 
 
@@ -177,6 +203,7 @@ def test_no_secret_stands_in_a_pod() -> None:
             "redisPassword": "r-visible",
             "redisGatewayPassword": "rg-visible",
             "redisWorkerPassword": "rw-visible",
+            "postgresPassword": "p-visible",
             "hfToken": "h-visible",
             "cacheSecret": "c-visible",
             "metricsKey": "m-visible",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from accounts.protocol.records import AccessRecord
 from gateway import errors
 from gateway.access.control import Access
-from gateway.access.records import AccessRecord
 from gateway.api.intake.body import BODY_TIMEOUT_S
 from gateway.api.openai.bodies import IGNORED, REFUSED, ChatBody
 from gateway.api.parameters.unsupported import OTHERS_IGNORED, OTHERS_REFUSED
@@ -40,7 +40,7 @@ def test_every_route_and_who_may_call_it() -> None:
     told = {
         cells[0]: cells[1].partition(",")[0]
         for cells in rows("api.md")
-        if cells[0].startswith(("`GET", "`POST", "`DELETE", "`WEBSOCKET"))
+        if cells[0].startswith(("`GET", "`POST", "`PUT", "`PATCH", "`DELETE", "`WEBSOCKET"))
     }
     words = {Access.OPEN: "no", Access.KEY: "yes", Access.ADMIN: "admin"}
     assert told == {f"`{row.method} {row.shown_path}`": words[row.access] for row in ROUTES}

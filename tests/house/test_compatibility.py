@@ -38,7 +38,8 @@ def test_every_route_that_takes_a_body_is_there() -> None:
     told = {route for endpoint in ENDPOINTS for route in endpoint.routes} | {
         route for table in TABLES for route in table.plain
     }
-    assert told == {f"{row.method} {row.path}" for row in ROUTES if row.method == "POST"}
+    # Bodies of the accounts service are told by its own page, `/admin/openapi.json`.
+    assert told == {f"{row.method} {row.path}" for row in ROUTES if row.method == "POST" and row.name != "accounts"}
 
 
 def test_values_in_words() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from accounts.settings import AccountsSettings
 from gateway import __version__, cli
 from gateway.settings import GatewaySettings, known_settings
 from tests.support.compose import FILE, NEW_ENV, ROOT, Refused, Resolved, new_env, resolved
@@ -21,8 +22,12 @@ from workers.protocol.keys import ROLES, rules_of, user_of
 from workers.settings import WorkerSettings
 from workers.sources import variable
 
-OURS = {"gateway", "worker", "worker-cuda", "fetch"}
-FIELDS = {"gateway": frozenset(GatewaySettings.model_fields), "worker": frozenset(WorkerSettings.model_fields)}
+OURS = {"accounts", "gateway", "worker", "worker-cuda", "fetch"}
+FIELDS = {
+    "accounts": frozenset(AccountsSettings.model_fields),
+    "gateway": frozenset(GatewaySettings.model_fields),
+    "worker": frozenset(WorkerSettings.model_fields),
+}
 SECRETS = (
     "PADDOCK_API_KEY",
     "PADDOCK_WORKER_SECRET",
@@ -32,8 +37,11 @@ SECRETS = (
     "REDIS_PASSWORD",
     "REDIS_GATEWAY_PASSWORD",
     "REDIS_WORKER_PASSWORD",
+    "POSTGRES_PASSWORD",
     "GRAFANA_PASSWORD",
 )
+PINNED_IMAGE = r"([a-z/]+:v?\d+\.\d+\.\d+|postgres:\d+\.\d+)(-[a-z]+)?(@sha256:[0-9a-f]{64})?"
+"""PostgreSQL's versions have two numbers."""
 PUBLISHED = {"gateway": "8080", "prometheus": "9090", "grafana": "3000"}
 
 
@@ -57,7 +65,7 @@ def seconds(text: str) -> float:
 
 
 def test_who_runs(project: Resolved) -> None:
-    others = {"redis", "prometheus", "grafana"}
+    others = {"postgres", "redis", "prometheus", "grafana"}
     assert set(services(project)) == OURS | others
     assert set(services(resolved(new_env()))) == (OURS | others) - {"worker-cuda"}
 
@@ -117,7 +125,7 @@ def test_secrets_that_a_version_before_did_not_know_are_added(tmp_path: Path) ->
 
 def test_each_part_logs_in_to_redis_as_its_user_and_knows_no_other(project: Resolved) -> None:
     for name in OURS - {"fetch"}:
-        role = "gateway" if name == "gateway" else "worker"
+        role = "gateway" if name in ("accounts", "gateway") else "worker"
         told = services(project)[name]["environment"]
         assert told["PADDOCK_REDIS_URL"].startswith(f"redis://paddock-{role}:")
         assert ("PADDOCK_GATEWAY_SECRET" in told) == (role == "gateway")
@@ -168,7 +176,8 @@ def test_every_variable_of_the_file_is_told_with_its_default() -> None:
     assert {name for name, _, _ in used} >= set(SECRETS)
     for name, _, default in used:
         assert f'"{name}": ' in told, name
-        if default and not name.startswith("PADDOCK_A"):
+        # The default of PADDOCK_DATABASE_URL has a secret in it.
+        if default and not name.startswith(("PADDOCK_A", "PADDOCK_DATABASE_URL")):
             assert f'"{name}": ("{default}", ' in told, name
 
 
@@ -193,7 +202,7 @@ def test_only_these_can_be_reached_and_from_this_machine_only(project: Resolved)
 
 def test_redis_and_workers_are_in_a_network_without_a_way_in_or_out(project: Resolved) -> None:
     assert project["networks"]["inside"]["internal"] is True
-    for name in ("redis", "worker", "worker-cuda"):
+    for name in ("accounts", "postgres", "redis", "worker", "worker-cuda"):
         assert set(services(project)[name]["networks"]) == {"inside"}, name
 
 
@@ -259,7 +268,7 @@ def test_images_are_pinned_and_ours_are_this_version(project: Resolved) -> None:
             assert service["build"]["args"]["VERSION"] == __version__, name
             assert Path(service["build"]["context"]) == ROOT
         else:
-            assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+(-[a-z]+)?(@sha256:[0-9a-f]{64})?", service["image"]), name
+            assert re.fullmatch(PINNED_IMAGE, service["image"]), name
 
 
 def test_what_is_mounted_is_tracked_and_named_volumes_are_declared(project: Resolved) -> None:

@@ -43,7 +43,7 @@ def dockerfile(request: pytest.FixtureRequest) -> Dockerfile:
 
 
 def test_the_images_are_these() -> None:
-    assert set(FILES) == {"gateway", "worker", "worker-cuda"}
+    assert set(FILES) == {"accounts", "gateway", "worker", "worker-cuda"}
 
 
 def test_every_rule_is_kept(dockerfile: Dockerfile, context: frozenset[str]) -> None:
@@ -52,7 +52,8 @@ def test_every_rule_is_kept(dockerfile: Dockerfile, context: frozenset[str]) -> 
 
 def test_no_secret_and_nothing_else_is_sent_to_the_builder(context: frozenset[str]) -> None:
     folders = {path.partition("/")[0] for path in context}
-    assert folders == {"LICENSE", "README.md", "deploy", "gateway", "pyproject.toml", "requirements", "workers"}
+    packages = {"accounts", "gateway", "workers"}
+    assert folders == {"LICENSE", "README.md", "deploy", *packages, "pyproject.toml", "requirements"}
     assert {path for path in context if path.startswith("deploy/")} == {"deploy/demo/paddock-demo.gguf"}
 
 
@@ -65,11 +66,13 @@ def test_settings_in_the_image_are_settings(dockerfile: Dockerfile) -> None:
 def test_the_port_that_is_asked_is_the_port_that_is_served(dockerfile: Dockerfile) -> None:
     last = dockerfile.stages[-1]
     (asked,) = re.findall(r"os\.environ\['(PADDOCK_\w+)'\]", last.last("HEALTHCHECK"))
-    assert dockerfile.environment()[asked] == last.last("EXPOSE")
+    assert dockerfile.environment()[asked].rpartition(":")[2] == last.last("EXPOSE")
 
 
-def test_a_gateways_image_has_no_llama_cpp() -> None:
-    assert "llama" not in (ROOT / "requirements" / "gateway.lock").read_text()
+def test_only_a_workers_image_has_llama_cpp_and_only_the_accounts_services_a_database() -> None:
+    for name in ("accounts", "gateway"):
+        assert "llama" not in (ROOT / "requirements" / f"{name}.lock").read_text()
+    assert "sqlalchemy" not in (ROOT / "requirements" / "gateway.lock").read_text()
     assert "worker.lock" not in FILES["gateway"].read_text()
 
 

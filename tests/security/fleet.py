@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from gateway.access.records import digest
+from accounts.protocol.records import digest
 from tests.security.attack import Fleet, Target
 from tests.support.projectors import Sizes, phi4, write_projector
 from tests.support.small_models import with_pre_tokenizer, write_wide_model

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from PIL import Image
 
-from gateway.access.records import digest
+from accounts.protocol.records import digest
 from tests.security.fleet import ATTACKER_KEY, KEYS, SEES, VICTIM_KEY
 from tests.security.victim import feel
 from tests.support.media_files import PICTURE_FORMS, SOUND_FORMS, mutated, picture_file, png, sound_file, tone

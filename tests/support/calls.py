@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
+from tests.support.fake_text import fake_prompts
 from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts
 from workers.chat.tools.json_calls import HERMES
@@ -25,7 +26,8 @@ from workers.service.calls.generate import Constraints, GenerateCalls
 from workers.service.calls.lanes import media_lane, prompt_lane
 from workers.service.calls.live_calls import Engine, LiveCalls
 from workers.service.calls.pooled import Engine as PooledEngine
-from workers.service.calls.pooled import Inputs, Outcomes, PooledCalls
+from workers.service.calls.pooled import Outcomes, PooledCalls
+from workers.service.calls.pooled_inputs import Inputs, PooledReader
 from workers.service.calls.stream import EventHub, Mailbox
 from workers.service.lifecycle import Lifecycle
 from workers.service.registration.prefix_adverts import PrefixAdverts
@@ -105,18 +107,17 @@ def pooled_calls(
     pooling: Pooling,
     width: int,
     longest: int,
+    prompts: Prompts | None = None,
 ) -> PooledCalls:
     """Calls for pooled work, with the engine that `make_engine` returns."""
     outcomes = Outcomes()
     return PooledCalls(
         outcomes,
         make_engine(outcomes),
-        inputs,
+        PooledReader(inputs, prompts or fake_prompts(longest), prompt_lane(), media_lane(), longest),
         Lifecycle(),
         WorkerMetrics(CollectorRegistry(), "m", lambda: EngineLoad(1, 0, 0, 1, 0), EngineCounters),
         CallRecords(),
-        prompt_lane(),
         pooling=pooling,
         width=width,
-        longest=longest,
     )

@@ -7,7 +7,7 @@ import numpy as np
 from tests.support.fake_text import FakeVocab
 from workers.engine.counters import EngineCounters
 from workers.engine.pooled.engine import PooledRequest, Tell
-from workers.engine.pooled.jobs import Vectors
+from workers.engine.pooled.jobs import Vectors, tokens_of
 from workers.engine.request import EngineLoad
 from workers.protocol.events import CallFailed, Failure, FailureCode
 
@@ -42,7 +42,7 @@ class FakePooledEngine:
             if len(tokens) > self.n_ctx:
                 message = f"input {number} has {len(tokens)} tokens, the context {self.n_ctx}; send a shorter one"
                 raise CallFailed(Failure(FailureCode.CONTEXT_OVERFLOW, message, "input"))
-        self._tell(request.key, tuple(self._vectors(tokens) for tokens in map(list, request.inputs)))
+        self._tell(request.key, tuple(self._vectors(list(tokens_of(one))) for one in request.inputs))
 
     def cancel(self, key: int) -> None:
         """Nothing runs."""

@@ -33,13 +33,14 @@ from workers.process.sockets import PortTaken, listen
 from workers.protocol.exits import Exit
 from workers.protocol.framing import EVENTS_PATH
 from workers.protocol.heartbeat import ModelFacts
-from workers.protocol.pooled import POOL_PATH
+from workers.protocol.pooled import POOL_PATH, PoolRequest
 from workers.protocol.requests import Submit
 from workers.service.calls.call_record import CallRecords
 from workers.service.calls.generate import GenerateCalls
-from workers.service.calls.lanes import prompt_lane
+from workers.service.calls.lanes import media_lane, prompt_lane
 from workers.service.calls.live_calls import Begun
-from workers.service.calls.pooled import Outcomes, PooledCalls, no_pooled_work
+from workers.service.calls.pooled import Outcomes, PooledAnswer, PooledCalls, no_pooled_work
+from workers.service.calls.pooled_inputs import PooledReader
 from workers.service.calls.stream import Mailbox
 from workers.service.lifecycle import Lifecycle
 from workers.service.registration.prefix_adverts import PrefixAdverts
@@ -77,6 +78,27 @@ class NotingCalls:
         with open(self._file, "ab") as lines:
             lines.write(msgspec.json.encode(noted) + b"\n")
         return await self._calls.submit(submit)
+
+
+class NotingPooledCalls:
+    """Writes down what each request for pooled work has of media, a line of JSON each, and hands it on."""
+
+    def __init__(self, calls: PooledCalls, file: str) -> None:
+        self._calls = calls
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._calls, name)
+
+    async def pool(self, request: PoolRequest) -> PooledAnswer:
+        noted = {
+            "media": [[one.kind, len(one.data), one.sha256.hex(), one.param] for one in request.media],
+            "inputs": request.inputs,
+            "salt": request.cache_salt,
+        }
+        with open(self._file, "ab") as lines:
+            lines.write(msgspec.json.encode(noted) + b"\n")
+        return await self._calls.pool(request)
 
 
 class CuttingProtocol(HttpProtocol):
@@ -262,21 +284,12 @@ def fake_pool(
     outcomes = Outcomes()
     engine = FakePooledEngine(args.slots, args.ctx, width, outcomes.tell)
     metrics = metrics_of(worker, engine, life)
-    calls = PooledCalls(
-        outcomes,
-        engine,
-        FakeInputs(),
-        life,
-        metrics,
-        records,
-        prompt_lane(),
-        pooling=pooling,
-        width=width,
-        longest=args.ctx,
-    )
     prompts = fake_prompts(args.ctx, args.die_of, has_helpers=not args.no_helpers)
-    texts = fake_routes(prompts, FACTS, model=args.model, slots=args.slots, n_ctx=args.ctx)
-    return pooled_service(worker, engine, calls, metrics, texts, width)
+    reader = PooledReader(FakeInputs(), prompts, prompt_lane(), media_lane(), args.ctx)
+    calls = PooledCalls(outcomes, engine, reader, life, metrics, records, pooling=pooling, width=width)
+    noting = NotingPooledCalls(calls, args.submits) if args.submits else calls
+    texts = fake_routes(prompts, facts_of(args), model=args.model, slots=args.slots, n_ctx=args.ctx)
+    return pooled_service(worker, engine, cast(Any, noting), metrics, texts, width)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

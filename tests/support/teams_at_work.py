@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from gateway.access.records import digest
+from accounts.protocol.records import digest
 
 SYSTEM = "You are a patient teller of tales who never hurries and says each thing in plain words. " * 4
 TALES = ("a cat and a boat", "the old mill", "rain on a tin roof", "a lost key", "two brothers", "the last train")

@@ -182,6 +182,7 @@ class Prompts:
         tokenizer: Tokenizer,
         *,
         bos_text: str = "",
+        end_token: int | None = None,
         num_tokens: int = 0,
         n_ctx: int = 0,
         shared: Sequence[str] = (),
@@ -189,13 +190,15 @@ class Prompts:
         defaults: ChatDefaults = UNSET,
         media: MediaReader | None = None,
     ) -> None:
-        """`templates` None: the model does not chat. `num_tokens`: size of the vocabulary, to check token ids in
-        prompts. `n_ctx`: tokens of the longest single conversation; 0: no bound. `shared`: system prompts that all
-        teams share. `infill` None: infill requests are refused. `defaults`: the catalog's values for templates. `media`
-        None: the model reads text only."""
+        """`templates` None: the model does not chat. `end_token`: the token that `tokenizer` adds at the end of a text
+        with special tokens; None: it adds none. `num_tokens`: size of the vocabulary, to check token ids in prompts.
+        `n_ctx`: tokens of the longest single conversation; 0: no bound. `shared`: system prompts that all teams share.
+        `infill` None: infill requests are refused. `defaults`: the catalog's values for templates. `media` None: the
+        model reads text only."""
         self._templates = templates
         self._tokenizer = tokenizer
         self._bos_text = bos_text
+        self._end_token = end_token
         self._num_tokens = num_tokens
         self._n_ctx = n_ctx
         self._infill = infill
@@ -293,15 +296,19 @@ class Prompts:
             except TooManyTokens as error:
                 is_whole = error.is_whole and number == len(runs) - 1
                 raise TooManyTokens(len(tokens) + error.at_least, is_whole=is_whole) from None
+            if add and tokens[-1:] == [self._end_token]:
+                tokens.pop()  # it belongs at the end of the prompt
             if most is not None and len(tokens) > most:
                 raise TooManyTokens(len(tokens))
+        if add_special and self._end_token is not None:
+            tokens.append(self._end_token)
         shown = None if request.prompt is not None else SHOWN.join(runs)
         return Prompt(tokens, shown, tuple(found))
 
     def _rendered(self, conversation: Conversation) -> str:
         """Return the rendered conversation. Raises CallFailed."""
         if self._templates is None:
-            message = "this model is served for embeddings or ranking and has no chat; ask another one"
+            message = "this model is served for embeddings or ranking and renders no messages; send texts"
             raise CallFailed(Failure(FailureCode.UNSUPPORTED, message, "messages"))
         return self._templates.render(conversation)
 

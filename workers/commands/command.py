@@ -26,7 +26,7 @@ TERMINATED = 143
 UNREAD = 141
 """Exit code of a program whose output nobody reads any more: 128 plus SIGPIPE's number."""
 
-OWN_PACKAGES = ("gateway", "workers")
+OWN_PACKAGES = ("accounts", "gateway", "workers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ class Engine:
             n_ctx=n_ctx,
             ram_bytes=ram_bytes,
             drafts=speculation,
-            media=MediaSpans(encoder, context, partial(self.post, _do_nothing)),
+            media=MediaSpans(encoder, context, self._thread.wake),
         )
         self.slot_contents = SlotProxy(self._stepper.slots, self.post)
         """Copies, restores and erases the conversations that slots hold while no call runs in them."""
@@ -305,7 +305,3 @@ def _check_sizes(context: Context, slots: int, n_ctx: int) -> None:
         raise ValueError(f"n_ctx {n_ctx} is more than the {context.kv_tokens} cells that all slots share")
     if slots > context.slots:
         raise ValueError(f"{slots} slots on a context made for {context.slots} sequences")
-
-
-def _do_nothing() -> None:
-    """Do nothing: the engine's thread wakes up for it, and looks again."""

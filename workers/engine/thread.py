@@ -61,6 +61,10 @@ class EngineThread:
         self._mail.append(act)
         self._wake.set()
 
+    def wake(self) -> None:
+        """Have the engine's thread look again whether there is something to do."""
+        self.post(_do_nothing)
+
     def stop(self) -> None:
         """End the engine's loop after the step that is running, and wait until its thread has ended."""
         self._intake.drain()
@@ -137,6 +141,10 @@ class EngineThread:
             self._take_mail()
         self._work.end_all()
         self.has_ended = True
+
+
+def _do_nothing() -> None:
+    """Do nothing: the engine's thread wakes up for it, and looks again."""
 
 
 def _answer(result: Future[None], act: Callable[[], None]) -> None:

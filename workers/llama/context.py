@@ -166,6 +166,20 @@ class EmbeddingBatch:
         self.native.n_tokens = self.num_rows
 
 
+def compute_embeddings(context: int, batch: EmbeddingBatch) -> int:
+    """Compute a batch with the `llama_context *` given. Return the status of `llama_decode`: 0 if all went well.
+
+    llama.cpp builds its graph anew where rows that see each other follow others, and after them."""
+    batch.finish()
+    if not batch.is_causal:
+        c.llama_set_causal_attn(context, False)
+    try:
+        return int(c.llama_decode(context, batch.native))
+    finally:
+        if not batch.is_causal:
+            c.llama_set_causal_attn(context, True)
+
+
 MAX_SEQUENCES = 256
 """Maximum sequences of a context: llama.cpp's own bound."""
 
@@ -250,17 +264,8 @@ class Context(NativeOwner):
         )
 
     def decode_embeddings(self, batch: EmbeddingBatch) -> None:
-        """Compute a batch of embeddings as `decode` does one of tokens. Raises DecodeFailed.
-
-        llama.cpp builds its graph anew where rows that see each other follow others, and after them."""
-        batch.finish()
-        if not batch.is_causal:
-            c.llama_set_causal_attn(self.pointer, False)
-        try:
-            status = self._decode(self.pointer, batch.native)
-        finally:
-            if not batch.is_causal:
-                c.llama_set_causal_attn(self.pointer, True)
+        """Compute a batch of embeddings as `decode` does one of tokens. Raises DecodeFailed."""
+        status = compute_embeddings(self.pointer, batch)
         if status:
             raise _failure(f"{batch.num_rows} embeddings", status)
         if self._queues:

@@ -22,7 +22,7 @@ from llama_cpp import llama_cpp as c
 from numpy.typing import NDArray
 
 from workers.chat.prompts import Tokenizer
-from workers.llama.context import MAX_SEQUENCES, Batch, Tokens
+from workers.llama.context import MAX_SEQUENCES, Batch, EmbeddingBatch, Tokens, compute_embeddings
 from workers.llama.memory import Memory, kind_of
 from workers.llama.model import Model
 from workers.llama.model_params import fill_context
@@ -82,6 +82,20 @@ def pooling_of(model: Model, settings: LlamaSettings) -> Pooling:
     return pooling
 
 
+def n_ubatch_of(settings: LlamaSettings) -> int:
+    """Return the rows of a micro-batch: the settings' number, or the next lower one that llama.cpp takes."""
+    return settings.n_ubatch - settings.n_ubatch % GRAIN
+
+
+def media_fault(model: Model, pooling: Pooling) -> str:
+    """Return why pictures and sounds can't be part of a model's inputs; empty: they can."""
+    if model.encoder_only:
+        return "it reads an input in one piece, as all of its tokens see each other"
+    if pooling is Pooling.RANK:
+        return "it ranks texts"
+    return ""
+
+
 def _divisor(number: int, most: int) -> int:
     """Return the largest divisor of `number` up to `most`.
 
@@ -122,7 +136,7 @@ class PooledContext(NativeOwner):
         kind = kind_of(model.pointer, swa_full=settings.swa_full)
         params = c.llama_context_default_params()
         fill_context(params, settings)
-        n_ubatch = settings.n_ubatch - settings.n_ubatch % GRAIN
+        n_ubatch = n_ubatch_of(settings)
         params.n_ctx = max(kv_tokens, n_ctx, n_ubatch)
         many = MAX_SEQUENCES if model.encoder_only or kind.by_range else num_sequences
         params.n_seq_max = _divisor(n_ubatch, many)
@@ -159,10 +173,23 @@ class PooledContext(NativeOwner):
     def compute(self, batch: PooledBatch) -> None:
         """Compute the batch; releases the interpreter lock meanwhile. Raises DecodeFailed."""
         batch.native.n_tokens = batch.num_tokens
-        status = self._compute(self.pointer, batch.native)
+        self._end(self._compute(self.pointer, batch.native), f"{batch.num_tokens} tokens")
+
+    def new_embedding_batch(self) -> EmbeddingBatch:
+        model = self.model
+        return EmbeddingBatch(
+            self.n_ubatch, self.num_sequences, model.n_embd_inp, model.num_position_sections, self.n_ubatch
+        )
+
+    def compute_embeddings(self, batch: EmbeddingBatch) -> None:
+        """Compute embeddings of pictures or sounds as `compute` does tokens; every row must be marked for a result."""
+        self._end(compute_embeddings(self.pointer, batch), f"{batch.num_rows} embeddings")
+
+    def _end(self, status: int, what: str) -> None:
+        """Wait for the results. Raises DecodeFailed for a status other than 0."""
         if status:
             reason = native_log().reason() or "computation failed"
-            raise DecodeFailed(f"{self._compute.__name__} of {batch.num_tokens} tokens returned {status}: {reason}")
+            raise DecodeFailed(f"{self._compute.__name__} of {what} returned {status}: {reason}")
         if self._queues:
             c.llama_synchronize(self.pointer)
 

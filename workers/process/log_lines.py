@@ -21,7 +21,7 @@ from collections.abc import Collection
 
 from pythonjsonlogger.json import JsonFormatter
 
-OWN = ("gateway", "workers", "paddock")
+OWN = ("accounts", "gateway", "workers", "paddock")
 """Loggers that the configured level applies to."""
 
 MAX_WAITING_BYTES = 1 << 20

@@ -7,6 +7,10 @@ write only the names marked with `worker`; most others are written by the gatewa
     --------------------------------  ------  -----------  ---------------------------------------------------------
     pd:models                         set     worker       names of models that have had a worker
     pd:keys                           hash    gateway      key id -> its seal, and its record (JSON, SHA-256 only)
+    {pd:keys}:subjects                hash    gateway      `team:NAME` and the like -> its seal, and its record (JSON)
+    {pd:keys}:changes                 zset    gateway      `key:NAME`, `team:NAME` ... -> version of its last change
+    pd:usage                          stream  gateway      usage records of calls that ended (`accounts.protocol.usage`)
+    pd:usage:committed                hash    gateway      gateway process -> what of its usage is in the database
     pd:news                           stream  worker       what changes in each worker (`heartbeat.sealed_news`)
     pd:gateways                       zset    gateway      id of a gateway process -> unix time of its last beat
     pd:gateway:<id>                   string  gateway      heartbeat of a gateway process: unix time, seconds
@@ -85,6 +89,12 @@ STREAM_READERS_TTL_S = 10.0
 
 MODELS = "pd:models"
 ACCESS_KEYS = "pd:keys"
+ACCESS_SUBJECTS = "{pd:keys}:subjects"
+ACCESS_CHANGES = "{pd:keys}:changes"
+"""In one slot of a Redis Cluster with `pd:keys`, which is its own hash tag."""
+USAGE = "pd:usage"
+USAGE_GROUP = "ledger"
+USAGE_COMMITTED = "pd:usage:committed"
 FLEET_CHANNEL = "pd:fleet"
 NEWS = "pd:news"
 NEWS_KEPT = 10_000
@@ -210,7 +220,7 @@ ROLES: tuple[Role, ...] = ("gateway", "worker")
 
 _ANY = "*"
 _NAMES: Mapping[Role, tuple[str, ...]] = {
-    "gateway": ("pd:*",),
+    "gateway": ("pd:*", "{pd:*"),
     "worker": (
         MODELS,
         NEWS,
@@ -234,7 +244,8 @@ _COMMANDS: Mapping[Role, str] = {
         "publish subscribe unsubscribe "
         "hdel hexists hget hgetall hincrby hkeys hmget hscan hset hsetnx hstrlen "
         "sadd scard smembers srandmember srem sscan strlen "
-        "xadd xlen xrange xread xrevrange xtrim zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyscore "
+        "xack xadd xautoclaim xdel xgroup|create xlen xpending xrange xread xreadgroup xrevrange xtrim "
+        "zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyscore "
         "zscore eval evalsha script|load"
     ),
     "worker": "del exists type set setrange strlen pexpire hget hset sadd scard xadd publish multi exec discard",

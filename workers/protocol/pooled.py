@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from workers.protocol.pieces import PieceDecoder
+from workers.protocol.requests import Medium, Message
 
 POOL_PATH = "/v1/pool"
 FLOAT_BYTES = 4
@@ -19,21 +20,43 @@ FLOAT_BYTES = 4
 
 PoolKind = Literal["embed", "rank"]
 
-PoolInput = str | Sequence[int | str]
+
+class PoolPrompt(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """An input that is a text with pictures and sounds in it, or messages that the model's chat template renders."""
+
+    text: str = ""
+    media: tuple[int, ...] = ()
+    """Places in `text` where the request's next media (`PoolRequest.media`) stand, as in `Message.media`."""
+    messages: tuple[Message, ...] = ()
+    """Messages to embed, in place of `text`. Their media have their places in them."""
+    template_values: str = ""
+    """Further variables for the chat template, as in `GenerateRequest.template_values`."""
+
+    @property
+    def num_media(self) -> int:
+        """Return how many of the request's media stand in this input."""
+        return len(self.media) + sum(len(message.media) for message in self.messages)
+
+
+PoolInput = str | Sequence[int | str] | PoolPrompt
 
 
 class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Body of `POST /v1/pool`."""
 
     inputs: tuple[PoolInput, ...]
-    """What to embed: each input is a text, or a list of token ids, texts or both. With `rank`: the documents, as texts.
-    Token ids are used as they are."""
+    """What to embed: each input is a text, a list of token ids, texts or both, or a prompt with media or messages. With
+    `rank`: the documents, as texts. Token ids are used as they are."""
+    media: tuple[Medium, ...] = ()
+    """Pictures and sounds, in the order in which they stand in the inputs."""
     kind: PoolKind = "embed"
     query: str | None = None
     """Text that the documents are ranked against; with `rank` only."""
     normalize: int = 2
     """llama-server's `embd_normalize`. -1: none, 0: largest value 32,760, 1: taxicab, 2: euclidean, above: p-norm.
     Scores, and the vectors of single tokens (pooling `none`), are never normalised."""
+    cache_salt: str = ""
+    """Narrows the sharing of encoded pictures and sounds to requests of the same team with the same salt."""
     tenant: str = ""
     request_id: str = ""
     """Id of the request, for the worker's log lines."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import fields
 
+from accounts.settings import AccountsSettings
 from chart_values.kinds import Schema
 from gateway.settings import GatewaySettings
 from workers.models import catalog
@@ -19,6 +20,7 @@ OF_CATALOG = tuple(one.name for one in fields(ModelSpec) if one.name not in ("wo
 OF_CHART = frozenset(
     {
         *("config", "state_dir", "redis_url", "worker_secret", "log_format"),
+        *("accounts_listen", "accounts_url", "database_url", "gateway_secret"),
         *("host", "port", "gateway_id", "catalog", "api_key", "api_keys", "metrics_key", "otlp_headers"),
         *("model", "alias", "worker_id", "worker_host", "worker_port", "worker_address", "workers_on_machine"),
         *("cache_dir", "cache_secret", "black_box", "model_spec"),
@@ -52,6 +54,7 @@ def definitions() -> dict[str, Schema]:
     parts = (*of_llama, "DefaultSampling", "SpeculationSettings", "DraftSpec", "AdapterSpec", "AliasChain", "Target")
     return {
         **{name: found[name] for name in parts},
+        "accountsSettings": settings(AccountsSettings),
         "gatewaySettings": settings(GatewaySettings),
         "workerSettings": settings(WorkerSettings),
     }

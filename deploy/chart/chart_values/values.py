@@ -95,10 +95,13 @@ def model() -> Schema:
     return with_required(fields(**of_program.model_fields(), **own, **worker_fields()), "name")
 
 
+TAGGED_IMAGE = r"^[^\s:]+(:[0-9]+/[^\s:]+)?:[A-Za-z0-9._-]*[0-9][A-Za-z0-9._-]*$"
+
+
 def redis() -> Schema:
     return fields(
         bundled=flag(),
-        image=text(r"^[^\s:]+(:[0-9]+/[^\s:]+)?:[A-Za-z0-9._-]*[0-9][A-Za-z0-9._-]*$"),
+        image=text(TAGGED_IMAGE),
         resources=resources(),
         maxmemory=text("^[0-9]+(kb|mb|gb)$"),
         persistence=fields(enabled=flag(), size=quantity(), storageClass=text(OPTIONAL_DNS)),
@@ -108,6 +111,28 @@ def redis() -> Schema:
             workersOwnUrl=flag(),
             ports=several(whole(1, 65535)),
         ),
+        **placement(),
+    )
+
+
+def accounts() -> Schema:
+    return fields(
+        enabled=flag(),
+        exposed=flag(),
+        replicas=whole(1),
+        settings={"$ref": "#/definitions/accountsSettings"},
+        resources=resources(),
+        **pods(),
+    )
+
+
+def postgres() -> Schema:
+    return fields(
+        bundled=flag(),
+        image=text(TAGGED_IMAGE),
+        resources=resources(),
+        persistence=fields(enabled=flag(), size=quantity(), storageClass=text(OPTIONAL_DNS)),
+        external=fields(existingSecret=text(OPTIONAL_DNS), ports=several(whole(1, 65535))),
         **placement(),
     )
 
@@ -139,6 +164,7 @@ def secrets() -> Schema:
         redisPassword=text(PASSWORD),
         redisGatewayPassword=text(PASSWORD),
         redisWorkerPassword=text(PASSWORD),
+        postgresPassword=text(PASSWORD),
         cacheSecret=text(),
         hfToken=text(),
         metricsKey=text(METRICS_KEY),
@@ -190,6 +216,7 @@ def around() -> dict[str, Schema]:
             hub=several(kubernetes()),
             gatewayEgress=several(kubernetes()),
             workerEgress=several(kubernetes()),
+            accountsEgress=several(kubernetes()),
         ),
     }
 
@@ -200,7 +227,7 @@ def whole_schema() -> Schema:
         registry=text(r"^([a-z0-9][a-z0-9._:/-]*[a-z0-9])?$"),
         tag=text(r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,127})?$"),
         pullPolicy=one_of("IfNotPresent", "Always", "Never"),
-        **{name: text(IMAGE) for name in ("gateway", "worker", "workerCuda")},
+        **{name: text(IMAGE) for name in ("accounts", "gateway", "worker", "workerCuda")},
     )
     models: Schema = {**several(model()), "minItems": 1}
     return {
@@ -214,6 +241,8 @@ def whole_schema() -> Schema:
             imagePullSecrets=several(with_required(fields(name=text(OPTIONAL_DNS)), "name")),
             serviceAccount=fields(create=flag(), name=text(OPTIONAL_DNS), annotations=named(text())),
             secrets=secrets(),
+            accounts=accounts(),
+            postgres=postgres(),
             gateway=gateway(),
             workers=fields(**worker_fields()),
             modelCache=volume("emptyDir", "claim", "existing"),

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace as replace_struct
 from starlette.types import Receive
@@ -28,12 +28,16 @@ from gateway.errors import InvalidRequest, NotSupported, TakesTooMuch
 from gateway.registry.snapshot import FleetView
 from gateway.routing.placement import MODALITY_OF
 from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.pooled import PoolPrompt, PoolRequest
 from workers.protocol.requests import GenerateRequest, Medium, Message
 
 VERBS: dict[str, str] = {"picture": "sees", "sound": "hears"}
 
 LONG_BYTES = 256 << 10
 """Files of more bytes are hashed or decoded on a thread, which takes a millisecond or so for each megabyte."""
+
+MediaRequestT = TypeVar("MediaRequestT", GenerateRequest, PoolRequest)
+"""A request that may have media."""
 
 Hold = Callable[[int], None]
 Loaded = Mapping[int, str | Medium]
@@ -57,7 +61,7 @@ class MediaLoader:
         self._fetcher = fetcher or Fetcher(FetchBounds())
         self._max_bytes = max_bytes
 
-    def check(self, call: Call, requests: Sequence[GenerateRequest]) -> Call:
+    def check(self, call: Call, requests: Sequence[GenerateRequest | PoolRequest]) -> Call:
         """Return the call, with those of its models that take the media of its requests. A document that is still to be
         fetched may be a text, which all take. Raises NotSupported."""
         media: dict[str, Medium] = {
@@ -89,6 +93,13 @@ class MediaLoader:
         # A document may have turned out to be a picture or a sound.
         return replace(cast(Any, asked), requests=requests), self.check(call, requests)
 
+    async def prepare_pooled(self, request: PoolRequest, call: Call, hold: Hold) -> tuple[PoolRequest, Call]:
+        """Return a request for pooled work and its call as `prepare` does; others watch whether the client leaves."""
+        if not request.media:
+            return request, call
+        request = await self._with_files(self.check(call, (request,)), request, hold)
+        return request, self.check(call, (request,))
+
     async def load(self, call: Call, requests: Sequence[GenerateRequest], hold: Hold) -> tuple[GenerateRequest, ...]:
         """Return the requests with all files that their media link to. `hold` counts the bytes that are fetched.
 
@@ -106,7 +117,7 @@ class MediaLoader:
             ready.append(request if same is request else replace_struct(request, **parts))
         return tuple(ready)
 
-    async def _with_files(self, call: Call, request: GenerateRequest, hold: Hold) -> GenerateRequest:
+    async def _with_files(self, call: Call, request: MediaRequestT, hold: Hold) -> MediaRequestT:
         linked = {n: one for n, one in enumerate(request.media) if isinstance(one, LinkedMedium)}
         num_bytes = sum(len(one.data) for one in request.media)
 
@@ -133,7 +144,7 @@ class MediaLoader:
             self.check(call, (request,))
         return request
 
-    def _check_all(self, num_bytes: int, request: GenerateRequest) -> None:
+    def _check_all(self, num_bytes: int, request: GenerateRequest | PoolRequest) -> None:
         """Raise TakesTooMuch if a request's files are too large together."""
         if num_bytes > self._max_bytes:
             raise TakesTooMuch(
@@ -165,38 +176,53 @@ async def _medium_of(fetched: Fetched, linked: LinkedMedium) -> str | Medium:
     return Medium(kind, data, param, digest.digest())
 
 
-def _with_loaded(request: GenerateRequest, loaded: Loaded) -> GenerateRequest:
-    """Return the request with the files in their places: media, or texts within the messages."""
+def _with_loaded(request: MediaRequestT, loaded: Loaded) -> MediaRequestT:
+    """Return the request with the files in their places: media, or texts within the messages or inputs."""
     media: list[Medium] = []
-    first = 0
-    messages: list[Message] = []
-    for message in request.messages:
-        numbers = range(first, first + len(message.media))
-        first += len(message.media)
-        messages.append(_message_with(message, {n - numbers.start: loaded[n] for n in numbers if n in loaded}))
     for number, medium in enumerate(request.media):
         found = loaded.get(number, medium)
         if isinstance(found, Medium):
             media.append(found)
-    return replace_struct(request, messages=tuple(messages), media=tuple(media))
+    files = _Files(loaded)
+    if isinstance(request, GenerateRequest):
+        return replace_struct(request, messages=tuple(map(files.message, request.messages)), media=tuple(media))
+    inputs = [files.input(one) if isinstance(one, PoolPrompt) else one for one in request.inputs]
+    return replace_struct(request, inputs=tuple(inputs), media=tuple(media))
 
 
-def _message_with(message: Message, loaded: Loaded) -> Message:
-    """Return the message with texts in the places of those of its media that turned out to be documents."""
-    texts = {n: text for n, text in loaded.items() if isinstance(text, str)}
-    if not texts:
-        return message
-    content, parts, places = message.content or "", [], []
-    start = num_more = 0
-    for number, place in enumerate(message.media):
-        parts.append(content[start:place])
-        start = place
-        if number in texts:
-            parts.append(texts[number])
-            num_more += len(texts[number])
-        else:
-            places.append(place + num_more)
-    return replace_struct(message, content="".join((*parts, content[start:])), media=tuple(places))
+class _Files:
+    """Puts the files that were fetched for a request into its texts, one after the other."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._first = 0
+        """Number of the next text's first medium."""
+
+    def message(self, message: Message) -> Message:
+        content, places = self._text(message.content or "", message.media)
+        return message if places == message.media else replace_struct(message, content=content, media=places)
+
+    def input(self, one: PoolPrompt) -> PoolPrompt:
+        text, places = self._text(one.text, one.media)
+        return replace_struct(one, text=text, media=places, messages=tuple(map(self.message, one.messages)))
+
+    def _text(self, text: str, media: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+        """Return a text with those of its media that turned out to be documents in it, and the places of the others."""
+        numbers = range(self._first, self._first + len(media))
+        self._first = numbers.stop
+        parts: list[str] = []
+        places: list[int] = []
+        start = num_more = 0
+        for number, place in zip(numbers, media, strict=True):
+            parts.append(text[start:place])
+            start = place
+            found = self._loaded.get(number)
+            if isinstance(found, str):
+                parts.append(found)
+                num_more += len(found)
+            else:
+                places.append(place + num_more)
+        return "".join((*parts, text[start:])), tuple(places)
 
 
 def _may_be_text(medium: Medium) -> bool:

@@ -17,14 +17,18 @@ from starlette.types import Scope
 
 from gateway.api.http.diagnostics import ignored_of
 from gateway.api.intake.body import read_object
+from gateway.api.intake.intake import attachments_of
+from gateway.api.media.attachments import Attachments
 from gateway.api.parameters.base import Body
-from gateway.api.parameters.prompts import read_pool_inputs
+from gateway.api.parameters.options import MAX_SALT_CHARS
+from gateway.api.parameters.pool_inputs import read_pool_inputs
 from gateway.api.parameters.unsupported import read_body
 from gateway.api.request_headers import named_model
 from gateway.api.shapes import PART_BYTES
 from gateway.call import Call
 from gateway.errors import InvalidRequest
 from workers.protocol.pooled import FLOAT_BYTES, PoolInput, PoolRequest, PoolResult
+from workers.protocol.requests import Medium
 
 MAX_NORM = 1024
 
@@ -36,6 +40,7 @@ class EmbeddingBody(Body):
     content: Any = None
     input: Any = None
     embd_normalize: Annotated[int, Field(ge=-1, le=MAX_NORM)] = 2
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
     encoding_format: str = "float"
 
 
@@ -52,7 +57,8 @@ class EmbeddingDialect:
         """Return the parsed body. Raises InvalidRequest, NotSupported."""
         document = read_object(raw)
         body = read_body(EmbeddingBody, document, ({}, {}), ignored_of(scope))
-        request = PoolRequest(inputs=read_inputs(body), normalize=body.embd_normalize)
+        inputs, media = read_inputs(body, attachments_of(scope))
+        request = PoolRequest(inputs=inputs, media=media, normalize=body.embd_normalize, cache_salt=body.cache_salt)
         return EmbeddingRequest(named_model(document, scope), request)
 
     def parts(self, asked: EmbeddingRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
@@ -71,14 +77,14 @@ class EmbeddingDialect:
         yield bytes(part) + b"]"
 
 
-def read_inputs(body: EmbeddingBody) -> tuple[PoolInput, ...]:
-    """Return the inputs, from `input` or else `content`. Raises InvalidRequest, NotSupported."""
+def read_inputs(body: EmbeddingBody, attachments: Attachments) -> tuple[tuple[PoolInput, ...], tuple[Medium, ...]]:
+    """Return the inputs, from `input` or else `content`, and their media. Raises InvalidRequest, NotSupported."""
     if body.encoding_format != "float":
         message = "`encoding_format` is not `float`; this route answers in numbers. Ask `/v1/embeddings` for others."
         raise InvalidRequest(message, param="encoding_format")
     name = "content" if body.input is None else "input"
     given = body.content if body.input is None else body.input
-    return read_pool_inputs(given, name)
+    return read_pool_inputs(given, name, attachments)
 
 
 def floats(raw: bytes) -> list[float]:

@@ -39,7 +39,7 @@ def native_handlers(
         "tokenize": texts.tokenize,
         "detokenize": texts.detokenize,
         "apply_template": texts.apply_template,
-        "native_embedding": calls.pool(EmbeddingDialect()),
+        "native_embedding": calls.pool(EmbeddingDialect(), takes_media=True),
         "props": models.show_props,
         "change_props": models.change_props,
         "load_model": models.load,

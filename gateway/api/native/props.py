@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
-from gateway.api.native.request import MARKER
 from gateway.api.native.request_reader import RequestReader
+from gateway.api.parameters.prompts import MARKER
 from gateway.api.shapes import default_settings
 from gateway.call import Principal
 from gateway.errors import InvalidRequest, NotSupported

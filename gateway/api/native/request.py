@@ -17,8 +17,7 @@ from gateway.api.intake.body import read_object
 from gateway.api.intake.intake import attachments_of
 from gateway.api.media.attachments import MAX_MEDIA, Attachments
 from gateway.api.native.body import IGNORED, REFUSED, CompletionBody, GenerationBody, InfillBody, Trigger
-from gateway.api.parameters.base import quote
-from gateway.api.parameters.media_parts import ContentWriter, Gallery
+from gateway.api.parameters.media_parts import Gallery
 from gateway.api.parameters.options import (
     add_hints,
     read_lora,
@@ -27,7 +26,7 @@ from gateway.api.parameters.options import (
     repeat_request,
     share_prompt_chars,
 )
-from gateway.api.parameters.prompts import read_prompts
+from gateway.api.parameters.prompts import read_prompt_object, read_prompts
 from gateway.api.parameters.response_format import read_constraint
 from gateway.api.parameters.sampling import read_sampling
 from gateway.api.parameters.unsupported import read_body
@@ -35,9 +34,6 @@ from gateway.api.request_headers import named_model
 from gateway.errors import InvalidRequest, NotSupported, UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
 from workers.protocol.requests import Constraint, GenerateRequest, Infill, InfillFile, Medium, Notice, Prompt
-
-MARKER = "<__media__>"
-"""The text in place of a picture or sound in a prompt: libmtmd's default, which `GET /props` tells as llama-server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +68,10 @@ def read_native_prompt(given: Any, path: str) -> Prompt:
 
 
 def _with_media(given: dict[str, Any], path: str, attachments: Attachments) -> NativePrompt:
-    """Return the prompt of an object: its `prompt_string`, with the media of `multimodal_data` at its markers."""
-    text = given.get("prompt_string")
-    if not isinstance(text, str):
-        message = f"`{path}.prompt_string` is {quote(text)}. Send a string."
-        raise InvalidRequest(message, param=f"{path}.prompt_string")
-    name, data = f"{path}.multimodal_data", given.get("multimodal_data")
-    if not data:
-        return NativePrompt(text)
-    if not isinstance(data, list) or not all(isinstance(one, str) for one in data):
-        raise InvalidRequest(f"`{name}` is {quote(data)}. Send an array of base64 strings.", param=name)
-    writer, gallery = _split(text, data, name, attachments)
-    return NativePrompt(writer.content, gallery.media, writer.places)
-
-
-def _split(text: str, data: list[str], name: str, attachments: Attachments) -> tuple[ContentWriter, Gallery]:
-    num_markers = text.count(MARKER)
-    if num_markers != len(data):
-        message = f"`{name}` has {len(data)} files, and `prompt_string` {num_markers} markers ({MARKER}). Send as many."
-        raise InvalidRequest(message, param=name)
+    """Return the prompt of an object. Raises InvalidRequest, NotSupported."""
     gallery = Gallery(attachments.max_text_chars)
-    writer = ContentWriter(gallery, joint="")
-    for n, piece in enumerate(text.split(MARKER)):
-        if n:
-            writer.add(attachments.medium(data[n - 1], f"{name}.{n - 1}", None, f"{name}.{n - 1}"))
-        writer.add(piece)
-    return writer, gallery
+    writer = read_prompt_object(given, path, attachments, gallery)
+    return NativePrompt(writer.content, gallery.media, writer.places)
 
 
 MAX_ANSWERS = 128

@@ -1,10 +1,9 @@
-"""Reads raw prompts (to continue without a template) and inputs to embed: one or several texts, tokens or mixtures.
+"""Reads raw prompts, to continue without a template: one or several texts, tokens or mixtures, or a text with media.
 
-A mixture is an array of tokens and texts. An input to embed can also be an object with a text in it.
+A mixture is an array of tokens and texts.
 
-Sources: OpenAI's API reference, `prompt` of "Create completion" and `input` of "Create embeddings"; for mixtures
-tools/server/README.md and `tokenize_input_subprompt` in server-common.cpp of llama.cpp, and for objects with `content`
-its tests of embeddings.
+Sources: OpenAI's API reference, `prompt` of "Create completion"; for mixtures and for objects tools/server/README.md
+and `tokenize_input_subprompt` in server-common.cpp of llama.cpp.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from typing import Any
 
 from gateway.api.intake.body import MAX_TOKEN, packed
 from gateway.api.intake.decoding import let_loop_run
+from gateway.api.media.attachments import Attachments
 from gateway.api.parameters.base import quote
-from gateway.api.parameters.media_parts import MEDIA, UNSEEN
-from gateway.errors import InvalidRequest, NotSupported
-from workers.protocol.pooled import PoolInput
+from gateway.api.parameters.media_parts import ContentWriter, Gallery
+from gateway.errors import InvalidRequest
 from workers.protocol.requests import Prompt
 
 MAX_PROMPTS = 128
@@ -68,59 +67,31 @@ def read_tokens(items: Sequence[Any], path: str) -> Sequence[int | str]:
     return tuple(items)
 
 
-MAX_INPUTS = 2048
-INPUT_FORMS = "a string, an array of tokens, an object with `prompt_string` or `content`, or an array of such inputs"
+MARKER = "<__media__>"
+"""The text in place of a picture or sound in a prompt: libmtmd's default, which `GET /props` tells as llama-server."""
 
 
-def read_pool_inputs(value: Any, path: str) -> tuple[PoolInput, ...]:
-    """Return the inputs; an array with a token in it is one input. Raises InvalidRequest, NotSupported."""
-    if value is None:
-        raise InvalidRequest(f"`{path}` is missing. Send {INPUT_FORMS}.", param=path)
-    if not isinstance(value, list):
-        return (_one_input(value, path),)
-    if not value:
-        raise InvalidRequest(f"`{path}` is empty. Send {INPUT_FORMS}.", param=path)
-    if any(type(item) is int for item in value):
-        return (read_tokens(value, path),)
-    if len(value) > MAX_INPUTS:
-        message = f"`{path}` has {len(value)} items; one request takes {MAX_INPUTS}. Send several requests."
-        raise InvalidRequest(message, param=path)
-    return tuple(_one_input(item, f"{path}.{n}") for n, item in enumerate(value))
+def read_prompt_object(given: dict[str, Any], path: str, attachments: Attachments, gallery: Gallery) -> ContentWriter:
+    """Return the prompt of an object: its `prompt_string`, with the media of `multimodal_data` at its markers.
 
-
-def _one_input(value: Any, path: str) -> PoolInput:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict):
-        return _of_object(value, path)
-    if not isinstance(value, list | array) or not value:
-        given = "an empty array" if value == [] else quote(value)
-        raise InvalidRequest(f"`{path}` is {given}. Send {INPUT_FORMS}.", param=path)
-    return read_tokens(value, path)
-
-
-def _of_object(value: dict[str, Any], path: str) -> PoolInput:
-    if value.get("multimodal_data"):
-        message = f"`{path}.multimodal_data` is not supported: vectors are made of texts only. Leave it out."
-        raise NotSupported(message, param=f"{path}.multimodal_data")
-    if "prompt_string" in value:
-        text = value["prompt_string"]
-        if not isinstance(text, str):
-            message = f"`{path}.prompt_string` is {quote(text)}. Send a string."
-            raise InvalidRequest(message, param=f"{path}.prompt_string")
-        return text
-    parts = value.get("content")
-    if not isinstance(parts, list) or not parts:
-        message = f"`{path}` has no text. Send `prompt_string`, or `content` with parts of type `text`."
-        raise InvalidRequest(message, param=path)
-    return "".join(_text_of(part, f"{path}.content.{n}") for n, part in enumerate(parts))
-
-
-def _text_of(part: Any, path: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind in MEDIA or kind in UNSEEN:
-        raise NotSupported(f"`{path}` is of type {quote(kind)}; vectors are made of texts only.", param=path)
-    if kind != "text" or not isinstance(part.get("text"), str):
-        message = f'`{path}` is not a text part. Send parts such as {{"type": "text", "text": "..."}}.'
-        raise InvalidRequest(message, param=path)
-    return str(part["text"])
+    Raises InvalidRequest, NotSupported."""
+    text = given.get("prompt_string")
+    if not isinstance(text, str):
+        message = f"`{path}.prompt_string` is {quote(text)}. Send a string."
+        raise InvalidRequest(message, param=f"{path}.prompt_string")
+    writer = ContentWriter(gallery, joint="")
+    name, data = f"{path}.multimodal_data", given.get("multimodal_data")
+    if not data:
+        writer.add(text)
+        return writer
+    if not isinstance(data, list) or not all(isinstance(one, str) for one in data):
+        raise InvalidRequest(f"`{name}` is {quote(data)}. Send an array of base64 strings.", param=name)
+    num_markers = text.count(MARKER)
+    if num_markers != len(data):
+        message = f"`{name}` has {len(data)} files, and `prompt_string` {num_markers} markers ({MARKER}). Send as many."
+        raise InvalidRequest(message, param=name)
+    for n, piece in enumerate(text.split(MARKER)):
+        if n:
+            writer.add(attachments.medium(data[n - 1], f"{name}.{n - 1}", None, f"{name}.{n - 1}"))
+        writer.add(piece)
+    return writer

@@ -161,6 +161,14 @@ def read_template_values(body: ThinkingBody) -> str:
     return values_json(values)
 
 
+def template_values_of(kwargs: dict[str, Any] | None, **values: Any) -> str:
+    """Return `chat_template_kwargs`, those of thinking included, and further variables as `read_template_values` does.
+
+    Raises InvalidRequest for deep nesting."""
+    _check_depth("chat_template_kwargs", kwargs)
+    return values_json({**(kwargs or {}), **values})
+
+
 def values_json(values: dict[str, Any]) -> str:
     """Return chat template variables as JSON; empty if there are none."""
     return to_json(values) if values else ""

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
+from accounts.protocol.records import AccessRecord, first_record, open_record
 from gateway.access import first_key
 from gateway.access.key_store import KeyStore
 from gateway.access.keys import Keys
-from gateway.access.records import AccessRecord, first_record, open_record
 from gateway.errors import AuthenticationFailed
 from gateway.store.client import connect
 from tests.support.redis_server import RedisServer

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
+from accounts.protocol.records import AccessRecord, digest, encode_record, first_record, open_record, seal_record
 from gateway.access import first_key
 from gateway.access.key_store import KeyStore
 from gateway.access.keys import Keys
-from gateway.access.records import AccessRecord, digest, encode_record, first_record, open_record, seal_record
 from gateway.commands import key
 from gateway.errors import AuthenticationFailed
 from gateway.settings import known_settings

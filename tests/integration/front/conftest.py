@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from gateway.access.records import digest
+from accounts.protocol.records import digest
 from tests.support.caller import Caller, calling
 from tests.support.stack import Process, Stack
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from gateway.access.records import digest
+from accounts.protocol.records import digest
 from tests.support.socket_caller import connected
 from tests.support.stack import Process, Stack
 from tests.support.waiting import until

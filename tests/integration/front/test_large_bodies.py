@@ -12,7 +12,7 @@ import aiohttp
 import psutil
 import pytest
 
-from gateway.access.records import digest
+from accounts.protocol.records import digest
 from tests.support.caller import Caller, Stream, calling, taken
 from tests.support.large_bodies import CHAT, LARGE_BODIES, LargeBody
 from tests.support.stack import Process, Stack

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 import redis
 
-from gateway.access.records import AccessRecord, digest, open_record, seal_record
+from accounts.protocol.records import AccessRecord, digest, open_record, seal_record
 from gateway.admission.admission import KNOWN_AFTER_S
 from tests.support.caller import calling
 from tests.support.stack import Process, Stack

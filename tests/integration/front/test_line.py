@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.access.records import digest
+from accounts.protocol.records import digest
 from tests.integration.front.conftest import NARROW_KEY
 from tests.support.caller import Caller, calling
 from tests.support.stack import Process, Stack

@@ -22,6 +22,7 @@ from tests.support.stack import Stack
 
 MIB = 1 << 20
 SUBMITS = "submits"
+ALIASES = ("seer", "reader", "seeing-embedder", "embedder", "ranker")
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +31,18 @@ def stack() -> Iterator[Stack]:
         flags = ("--step-ms", "1", "--tokens", "3", "--submits", str(running.folder / SUBMITS))
         running.fake_worker("seer", *flags, "--inputs", "text,image,audio", wait=False)
         running.fake_worker("reader", *flags, wait=False)
+        pooled = ("--kind", "embed", "--submits", str(running.folder / SUBMITS))
+        running.fake_worker("seeing-embedder", *pooled, "--inputs", "text,image", wait=False)
+        running.fake_worker("embedder", *pooled, wait=False)
+        running.fake_worker("ranker", "--kind", "rank", "--submits", str(running.folder / SUBMITS), wait=False)
         settings = {"max_body_bytes": MIB, "max_media_body_mib": 16, "max_media_mib": 8, "media_timeout_s": 2}
         running.gateway(wait=False, media_allowed_hosts="127.0.0.1:*", media_allow_private=True, **settings)
         running.gateway(wait=False, media_allowed_hosts="127.0.0.1:*", **settings)
-        for alias, process in zip(("seer", "reader"), running.workers, strict=True):
+        for alias, process in zip(ALIASES, running.workers, strict=True):
             running.wait_for_worker(alias, process.name, process)
         for gateway in running.gateways:
             running.wait_until_ready(gateway)
-            running.wait_until_listed(gateway, "seer", "reader")
+            running.wait_until_listed(gateway, *ALIASES)
         yield running
 
 
@@ -137,7 +142,8 @@ async def test_a_model_that_reads_refuses_at_once(caller: Caller, submits: Path)
 async def test_what_a_model_takes_is_told(caller: Caller) -> None:
     async with caller.session.get(f"{caller.url}/v1/models") as response:
         cards = {card["id"]: card["architecture"]["input_modalities"] for card in (await response.json())["data"]}
-    assert cards == {"seer": ["text", "image", "audio"], "reader": ["text"]}
+    inputs = {"seer": ["text", "image", "audio"], "seeing-embedder": ["text", "image"]}
+    assert cards == {alias: inputs.get(alias, ["text"]) for alias in ALIASES}
     async with caller.session.get(f"{caller.url}/props?model=seer") as response:
         props = await response.json()
     assert props["modalities"] == {"vision": True, "audio": True, "video": False}
@@ -274,3 +280,79 @@ async def test_forms_at_models_that_hear_nothing_and_bodies_that_are_no_form(cal
     async with caller.session.post(url, **sent_form(file=WAV + bytes(9 * MIB), model="seer")) as response:
         error = (await response.json())["error"]
         assert (response.status, error["param"], error["code"]) == (413, "file", "request_too_large")
+
+
+async def test_pictures_to_embed_reach_the_worker(caller: Caller, submits: Path) -> None:
+    caller.model = "seeing-embedder"
+    large, small = picture(7 * MIB), picture(3 * MIB, 1)
+    marked = {"prompt_string": "see <__media__>!", "multimodal_data": [base64_of(large)]}
+    parts = {"content": [{"type": "text", "text": "a "}, shown(small)]}
+    for path, body in (
+        ("/v1/embeddings", {"input": [marked, "plain", parts], "cache_salt": "salt"}),
+        ("/embedding", {"content": [marked, "plain", parts], "cache_salt": "salt"}),
+        ("/v1/embeddings", {"messages": asked(shown(small), {"type": "text", "text": "Embed it."})}),
+    ):
+        status, answer = await post(caller, path, **body)
+        assert status == 200, answer
+        if "input" in body:
+            assert len(answer["data"]) == 3
+            assert answer["usage"]["prompt_tokens"] > 3
+    lines = noted(submits)
+    for line, field in zip(lines[:2], ("input", "content"), strict=True):
+        assert line["inputs"] == [{"text": "see !", "media": [4]}, "plain", {"text": "a ", "media": [2]}]
+        assert line["media"] == [
+            told("picture", large, f"{field}.0.multimodal_data.0"),
+            told("picture", small, f"{field}.2.content.1"),
+        ]
+        assert line["salt"] == "salt"
+    [conversation] = lines[2]["inputs"]
+    assert conversation["messages"] == [{"role": "user", "content": "Embed it.", "media": [0]}]
+    assert lines[2]["media"] == [told("picture", small, "messages.0.content.0")]
+
+
+async def test_embedders_and_rerankers_that_read_refuse_pictures(caller: Caller, submits: Path) -> None:
+    marked = {"prompt_string": "<__media__>", "multimodal_data": [base64_of(PNG)]}
+    caller.model = "embedder"
+    for path, body in (
+        ("/v1/embeddings", {"input": ["a", marked]}),
+        ("/embedding", {"content": ["a", marked]}),
+        ("/v1/embeddings", {"messages": asked(shown(PNG))}),
+    ):
+        status, answer = await post(caller, path, **body)
+        assert status == 501
+        assert "the model `embedder` reads text only" in answer["error"]["message"]
+    caller.model = "ranker"
+    status, answer = await post(caller, "/v1/rerank", query="q", documents=["a", {"content": [shown(PNG)]}])
+    assert (status, answer["error"]["param"]) == (501, "documents.1.content")
+    status, answer = await post(caller, "/v1/rerank", query="q", documents=["a", {"text": "b"}])
+    assert status == 200
+    assert len(noted(submits)) == 1
+    caller.model = "seeing-embedder"
+    sound = {"content": [{"type": "input_audio", "input_audio": {"data": base64_of(WAV), "format": "wav"}}]}
+    status, answer = await post(caller, "/v1/embeddings", input=sound)
+    assert (status, answer["error"]["param"]) == (501, "input.content.0")
+    assert "reads image and text" in answer["error"]["message"]
+
+
+async def test_bounds_of_media_hold_for_embeddings(caller: Caller) -> None:
+    caller.model = "seeing-embedder"
+    large = {"prompt_string": "<__media__>", "multimodal_data": [base64_of(picture(9 * MIB))]}
+    status, answer = await post(caller, "/v1/embeddings", input=large)
+    assert (status, answer["error"]["param"]) == (400, "input.multimodal_data.0")
+    status, answer = await post(caller, "/v1/embeddings", input="x" * (2 * MIB))
+    assert status == 413
+    many = {"prompt_string": "<__media__>" * 17, "multimodal_data": [base64_of(PNG)] * 17}
+    status, answer = await post(caller, "/v1/embeddings", input=[many, many])
+    assert (status, answer["error"]["param"]) == (400, "input.1.multimodal_data.15")
+
+
+async def test_links_to_embed_are_fetched_where_the_operator_allows(caller: Caller, submits: Path) -> None:
+    caller.model = "seeing-embedder"
+    async with serving() as port:
+        link = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{port}/a.png"}}
+        note = {"type": "input_file", "file_url": f"http://127.0.0.1:{port}/note.txt"}
+        status, answer = await post(caller, "/v1/embeddings", input={"content": [link, note]})
+        assert status == 200, answer
+    [line] = noted(submits)
+    assert line["inputs"] == [{"text": "a note", "media": [0]}]
+    assert line["media"] == [told("picture", PNG, "input.content.0")]

@@ -19,7 +19,7 @@ from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from gateway.access.records import AccessRecord, digest, seal_record
+from accounts.protocol.records import AccessRecord, digest, seal_record
 from gateway.api.http.websocket_protocol import MAX_FRAGMENTS
 from tests.integration.front.conftest import MAX_BODY_BYTES, NARROW_KEY
 from tests.integration.front.test_lifecycle import QUICKLY_S, one_more

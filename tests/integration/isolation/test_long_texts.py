@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.access.records import digest
+from accounts.protocol.records import digest
 from tests.security.victim import feel
 from tests.support.small_models import write_small_model
 from tests.support.stack import Process, Stack

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from tests.integration.pooled.bench import PooledBench, running, settings
-from workers.engine.pooled.engine import MAX_RESULT_BYTES, PooledRequest
+from workers.engine.pooled.engine import PooledRequest
+from workers.engine.pooled.input_checks import MAX_RESULT_BYTES
 from workers.engine.request import IntegrityError
 from workers.engine.step.shares import MIN_OVERDRAFT
 from workers.llama.model import Model

@@ -17,7 +17,7 @@ from gateway.dispatch.request_size import ENTRY_CHARS, INLINE_CHARS, chars_of, n
 from gateway.relay.worker_client import AT_ONCE, SLICE_BYTES, Payloads
 from tests.support.tools import json_of
 from workers.protocol import framing
-from workers.protocol.pooled import PoolRequest
+from workers.protocol.pooled import PoolPrompt, PoolRequest
 from workers.protocol.queries import Detokenize, Render, Tokenize
 from workers.protocol.requests import GenerateRequest, Infill, Medium, Message, Submit, ToolCall
 
@@ -47,6 +47,8 @@ def submit(**fields: object) -> Submit:
         (submit(prompt="", tools=[{"name": "f", "parameters": "{}"}], template_values='{"a":1}'), 10),
         (Render(request=GenerateRequest(infill=Infill("ab", "c"))), 3),
         (PoolRequest(inputs=("ab", (1,))), 8),
+        (PoolRequest(inputs=(PoolPrompt(text="abc", media=(1,)), "d"), media=(Medium("picture", b"abc"),)), 3 + 1 + 4),
+        (PoolRequest(inputs=(PoolPrompt(messages=(Message("user", "ab"),)),)), 2 + ENTRY_CHARS),
         (Tokenize(content="abc"), 3),
         (Detokenize(tokens=(1,)), 6),
         (Message("user"), 0),

@@ -245,6 +245,11 @@ class Prompt:
                 tokens.extend(repeat(0, part.num_cells))
         return cls(tokens, tuple(spans))
 
+    @classmethod
+    def placed(cls, tokens: Sequence[int], media: Iterable[tuple[int, MediaCells]]) -> Prompt:
+        """Return the prompt with these tokens and media, each of which comes with the number of its first cell."""
+        return cls(tokens, tuple(Span(start, cells) for start, cells in media))
+
     def __len__(self) -> int:
         """Return the number of cells."""
         return len(self.tokens)

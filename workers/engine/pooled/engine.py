@@ -1,6 +1,7 @@
 """The engine for pooled work (embeddings, scores): reads inputs on one llama.cpp context, one micro-batch at a time.
 
-A step plans, computes, collects and reports. Its thread and mailbox are in `workers.engine.thread`.
+A step plans, computes, collects and reports. Its thread and mailbox are in `workers.engine.thread`; pictures and sounds
+in inputs are in `workers.engine.pooled.media`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
+from msgspec.structs import replace
 
 from workers.engine.counters import EngineCounters, Tally
-from workers.engine.pooled.jobs import NO_SEQUENCE, Job, Part, PooledRequest, Room, Vectors, plan_batch
+from workers.engine.encoder import MediaEncoder
+from workers.engine.pooled.input_checks import check_inputs
+from workers.engine.pooled.jobs import (
+    NO_SEQUENCE,
+    Job,
+    Part,
+    PooledRequest,
+    Room,
+    Vectors,
+    plan_batch,
+)
+from workers.engine.pooled.media import PooledMedia, Rows
 from workers.engine.request import EngineLoad, Intake, IntegrityError
 from workers.engine.step.shares import overdraft_of
 from workers.engine.thread import EngineThread, Work
@@ -24,8 +37,8 @@ from workers.protocol.events import CallFailed, Failure, FailureCode
 
 __all__ = ["Outcome", "PooledEngine", "PooledRequest", "Tell"]
 
-MAX_RESULT_BYTES = 64 << 20
-"""Maximum bytes of one answer before it is encoded; a call that would have more is refused with INVALID_REQUEST."""
+NO_POSITION = -1
+"""Last position of a sequence without cells."""
 
 Outcome = tuple[Vectors, ...] | Failure
 """The vectors [rows, width] of each input, in order; or why there are none."""
@@ -47,8 +60,10 @@ class PooledEngine:
         tell: Tell,
         on_crash: Callable[[BaseException], None] | None = None,
         watchdog: Watchdog | None = None,
+        encoder: MediaEncoder | None = None,
     ) -> None:
-        """`on_crash` is called on the engine thread."""
+        """`on_crash` is called on the engine thread. `encoder`: makes embeddings of pictures and sounds, for a context
+        that can split inputs; None: inputs are text only. The caller stops it after the engine."""
         self.slots = slots
         self.n_ctx = context.longest
         """Maximum tokens of one input."""
@@ -61,6 +76,8 @@ class PooledEngine:
             Work(self._step, self._rest, self._end_all, self._check), self._intake, watchdog, on_crash
         )
         self._batch = context.new_batch()
+        self._encoder = encoder
+        self._media = None if encoder is None else PooledMedia(encoder, context, self._thread.wake)
         # Ids are taken from the end.
         self._free = list(range(context.num_sequences - 1, -1, -1))
         self._jobs: list[Job] = []
@@ -75,7 +92,7 @@ class PooledEngine:
 
     def submit(self, request: PooledRequest) -> None:
         """Take a call. Raises CallFailed: INVALID_REQUEST, CONTEXT_OVERFLOW, BUSY, DRAINING, INTERNAL (crashed)."""
-        check_inputs(self._context, request.inputs)
+        check_inputs(self._context, request.inputs, takes_media=self._media is not None)
         self._intake.enter(request.key)
         if not self._intake.hand_over(request.key, partial(self._thread.post, partial(self._enter, Job(request)))):
             self._intake.leave(request.key)
@@ -98,7 +115,8 @@ class PooledEngine:
         used = sum(job.offset for job in jobs) if self._context.memory is not None else 0
         busy = min(num_open, self.slots)
         kv_tokens, overdraft = self._context.kv_tokens, overdraft_of(self.slots)
-        return EngineLoad(self.slots, busy, num_open - busy, kv_tokens, used, overdraft=overdraft)
+        encode_s = 0.0 if self._encoder is None else self._encoder.cell_s
+        return EngineLoad(self.slots, busy, num_open - busy, kv_tokens, used, overdraft=overdraft, encode_s=encode_s)
 
     @property
     def counters(self) -> EngineCounters:
@@ -122,11 +140,25 @@ class PooledEngine:
     # The engine thread calls these.
 
     def _step(self) -> bool:
+        self._look_at_media()
         parts = plan_batch(self._jobs, self._room())
-        if parts:
-            self._run(parts)
-            self._tell_ended()
+        if not parts:
+            return False  # all that is left waits for embeddings, which wake the thread
+        self._run(parts)
+        self._tell_ended()
         return bool(self._jobs)
+
+    def _look_at_media(self) -> None:
+        """Have embeddings of pictures and sounds made, and end calls of which some can't be had."""
+        if self._media is None:
+            return
+        for job in [job for job in self._jobs if job.media]:
+            self._media.want(job.media, job.account.team, job.salt)
+            failure = next((why for one in job.media.values() if (why := one.failure) is not None), None)
+            if failure is not None:
+                self._forget(job)
+                if job.key not in self._intake.take_cancelled():
+                    self._tell(job.key, replace(failure, param="input") if failure.param else failure)
 
     def _room(self) -> Room:
         context = self._context
@@ -136,20 +168,14 @@ class PooledEngine:
         return Room(context.n_ubatch, len(self._free), cells, context.can_split)
 
     def _run(self, parts: list[Part[Job]]) -> None:
-        context, batch = self._context, self._batch
-        batch.clear()
-        placed = []
-        for part in parts:
-            job = part.job
-            sequence = job.sequence if part.start else self._free.pop()
-            row = batch.add_input(job.inputs[part.index][part.start : part.end], part.start, sequence)
-            placed.append((part, sequence, row))
+        context = self._context
+        placed = [(part, part.job.sequence if part.start else self._free.pop()) for part in parts]
         start = time.perf_counter()
-        context.compute(batch)
+        rows = self._compute(placed)
         self._compute_s.add(time.perf_counter() - start)
         self._num_computed += 1
         self._num_busy += min(len(self._jobs), self.slots)
-        for part, sequence, row in placed:
+        for (part, sequence), row in zip(placed, rows, strict=True):
             if context.pooling is Pooling.NONE:
                 vectors = context.rows(row, row + part.end - part.start)
             else:
@@ -158,6 +184,19 @@ class PooledEngine:
             part.job.sequence = NO_SEQUENCE if part.is_last else sequence
             if part.is_last:
                 self._release(sequence)
+
+    def _compute(self, placed: list[tuple[Part[Job], int]]) -> Sequence[int]:
+        """Compute parts of one kind, each under its sequence. Return the first row of each. Raises DecodeFailed."""
+        if self._media is not None and placed[0][0].kind is not Rows.TOKENS:
+            return self._media.compute((part.job.media[part.index], part, sequence) for part, sequence in placed)
+        batch = self._batch
+        batch.clear()
+        rows: list[int] = []
+        for part, sequence in placed:
+            tokens = part.job.inputs[part.index][part.start : part.end]
+            rows.append(batch.add_input(tokens, part.job.position(part), sequence))
+        self._context.compute(batch)
+        return rows
 
     def _tell_ended(self) -> None:
         ended = [job for job in self._jobs if job.index == len(job.lengths)]
@@ -203,7 +242,7 @@ class PooledEngine:
         self._free.append(sequence)
 
     def _check(self) -> None:
-        held = {job.sequence: job.offset for job in self._jobs if job.sequence != NO_SEQUENCE}
+        held = {job.sequence: job for job in self._jobs if job.sequence != NO_SEQUENCE}
         if sorted([*self._free, *held]) != list(range(self._context.num_sequences)):
             raise IntegrityError(f"sequences are lost or held twice: {len(self._free)} free, held {sorted(held)}")
         if len(self._jobs) > self._intake.num_open:
@@ -212,53 +251,15 @@ class PooledEngine:
         if memory is None:
             return
         for sequence in range(self._context.num_sequences):
-            cells, last = held.get(sequence, 0), memory.last_position(sequence)
-            if last != cells - 1:
-                raise IntegrityError(f"sequence {sequence}: {cells} cells by the book, last position {last}")
+            job, last = held.get(sequence), memory.last_position(sequence)
+            expected = NO_POSITION if job is None else job.last_position
+            if last != expected:
+                raise IntegrityError(f"sequence {sequence}: last position {last}, by the book {expected}")
 
     def _end_all(self) -> None:
         for job in list(self._jobs):
             self._forget(job)
             self._tell(job.key, self._intake.refusal)
-
-
-def check_inputs(context: PooledContext, inputs: Sequence[Sequence[int]]) -> None:
-    """Raise CallFailed if the context can't read the inputs, or if one answer can't hold all their vectors."""
-    if not inputs:
-        raise CallFailed(_invalid("there is no input; send at least one"))
-    n_vocab = context.model.vocab.num_tokens
-    for number, tokens in enumerate(inputs):
-        if not tokens:
-            raise CallFailed(_invalid(f"input {number} has no tokens; send some text"))
-        if len(tokens) > context.longest:
-            raise CallFailed(_overflow(number, len(tokens), context))
-        ids = np.asarray(tokens)  # no copy of an array; Python's own min and max would take 30 ns for each token
-        if ids.min() < 0 or ids.max() >= n_vocab:
-            wrong = next(token for token in tokens if not 0 <= token < n_vocab)
-            raise CallFailed(_invalid(f"input {number} has token {wrong}; this model has tokens 0 to {n_vocab - 1}"))
-    num_rows = sum(map(len, inputs)) if context.pooling is Pooling.NONE else len(inputs)
-    size = num_rows * context.width * 4
-    if size > MAX_RESULT_BYTES:
-        raise CallFailed(
-            _invalid(
-                f"the answer would have {num_rows} vectors of {context.width} numbers, {size:,} bytes, and may have "
-                f"{MAX_RESULT_BYTES:,}; send fewer inputs at a time"
-            )
-        )
-
-
-def _invalid(message: str) -> Failure:
-    return Failure(FailureCode.INVALID_REQUEST, message, "input")
-
-
-def _overflow(number: int, num_tokens: int, context: PooledContext) -> Failure:
-    remedy = f"input {number} is too large: shorten it"
-    if context.longest < context.n_ctx:
-        remedy += f" or raise n_ubatch ({context.n_ubatch}) in the model's `llama` settings"
-    elif context.n_ctx < context.model.facts.n_ctx_train:
-        remedy += " or serve the model with a larger --ctx"
-    message = f"input {number} has {num_tokens} tokens and this model reads {context.longest} at once; {remedy}"
-    return Failure(FailureCode.CONTEXT_OVERFLOW, message, "input", num_tokens, context.longest, remedy)
 
 
 def _not_numbers(number: int) -> Failure:

@@ -45,6 +45,8 @@ class Vocab:
         self.bos: int = c.llama_vocab_bos(pointer)
         self.eos: int = c.llama_vocab_eos(pointer)
         self.adds_bos: bool = c.llama_vocab_get_add_bos(pointer)
+        self.end_token: int | None = self.eos if c.llama_vocab_get_add_eos(pointer) else None
+        """Token that `tokenize` adds at the end of a text with special tokens; None: it adds none."""
         self.kind: int = c.llama_vocab_type(pointer)
         """`llama_vocab_type`: 1 sentencepiece, 2 byte pairs, ..."""
         self.suppressed = self._read_suppressed()

@@ -20,7 +20,7 @@ from workers.chat.answers import Answers
 from workers.chat.prompts import Prompts, Seen, is_quick, length_of, text_chars
 from workers.chat.tools import Parser
 from workers.constraint.thought import Thought, thought_before
-from workers.engine.cache.prompt import Prompt, Span
+from workers.engine.cache.prompt import Prompt
 from workers.engine.request import EngineRequest, TokenMask
 from workers.llama.sampling.stages import MAX_SEED, settled
 from workers.protocol.events import CallFailed, Failed, Failure, FailureCode, context_overflow
@@ -317,8 +317,7 @@ class GenerateCalls:
         thought = thought_before(request, tokens, self._answers)
         prediction = self._prompts.prediction(request)
         parser = self._answers.parser(request, tokens)
-        spans = tuple(Span(start, cells) for start, cells in prompt.media)
-        return _Reading(Prompt(tokens, spans), num_public, chain, thought, parser, prediction)
+        return _Reading(Prompt.placed(tokens, prompt.media), num_public, chain, thought, parser, prediction)
 
     def _sampling(self, asked: Sampling) -> Sampling:
         """Return the caller's parameters, and the model's defaults for unset ones; the engine fills in the rest."""

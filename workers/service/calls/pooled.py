@@ -1,5 +1,5 @@
-"""Takes the calls for pooled work (embeddings, ranking): tokenises the inputs, hands them to the engine, and waits for
-the whole answer.
+"""Takes the calls for pooled work (embeddings, ranking): reads pictures and sounds, tokenises the inputs, hands them to
+the engine, and waits for the whole answer.
 
 Runs on the event loop; `Outcomes.tell` is for the engine's thread.
 """
@@ -10,35 +10,27 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, assert_never, cast
+from typing import Protocol, assert_never
 
 import numpy as np
+from msgspec.structs import replace
 
-from workers.chat.prompts import SHORT_CHARS, Patience
 from workers.engine.pooled.engine import Outcome, PooledRequest
 from workers.engine.pooled.jobs import Vectors
 from workers.llama.pooling import Pooling
 from workers.metrics.worker import WorkerMetrics
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.framing import base64_parts, struct_parts
-from workers.protocol.pooled import PoolInput, PoolKind, PoolRequest, PoolResult
-from workers.protocol.token_arrays import extend, in_array, joined
+from workers.protocol.pooled import PoolKind, PoolPrompt, PoolRequest, PoolResult
 from workers.service.calls.call_record import ANSWERED, CallRecords
-from workers.service.calls.lanes import FairLane
+from workers.service.calls.pooled_inputs import PooledReader
 from workers.service.lifecycle import Lifecycle
 from workers.service.registration.heartbeat import Rates
 
 MAX_QUERY_CHARS = 8 << 20
 """Maximum of a query's characters times its number of documents, since the query is tokenised with each of them."""
-
-
-class Inputs(Protocol):
-    """Turns texts into tokens, on any thread."""
-
-    def of_text(self, text: str, *, add_special: bool = True) -> Sequence[int]: ...
-    def of_pair(self, query: str, document: str) -> Sequence[int]: ...
 
 
 class Engine(Protocol):
@@ -114,19 +106,15 @@ class PooledCalls:
         self,
         outcomes: Outcomes,
         engine: Engine,
-        inputs: Inputs,
+        reader: PooledReader,
         life: Lifecycle,
         metrics: WorkerMetrics,
         records: CallRecords,
-        lane: FairLane,
         *,
         pooling: Pooling,
         width: int,
-        longest: int,
     ) -> None:
-        """`outcomes` must be where `engine` reports its outcomes. `lane`: threads on which long inputs are tokenised.
-
-        `width`: how many numbers a vector has. `longest`: maximum tokens of one input that the engine takes."""
+        """`outcomes` must be where `engine` reports its outcomes. `width`: how many numbers a vector has."""
         self.kind: PoolKind = kind_of(pooling)
         self.idle = asyncio.Event()
         """Set while there is no call."""
@@ -135,14 +123,12 @@ class PooledCalls:
         """Averages over past calls, from which gateways predict how long a call would wait."""
         self._outcomes = outcomes
         self._engine = engine
-        self._inputs = inputs
+        self._reader = reader
         self._life = life
         self._metrics = metrics
         self._records = records
-        self._lane = lane
         self._pooling = pooling
         self._width = width
-        self._longest = longest
         self._keys = itertools.count(1)
 
     @property
@@ -160,13 +146,19 @@ class PooledCalls:
         self.idle.clear()
         told = False
         try:
-            tokens = await self._tokens(key, request)
+            tokens = await self._reader.read(request, lambda: key not in self._outcomes)
+            request = replace(request, media=())  # some megabytes, which nobody needs any more
+            num_tokens = tuple(map(len, tokens))
             if not future.done():
-                asked = PooledRequest(key, tokens, request.normalize, request.request_id, request.tenant)
+                asked = PooledRequest(
+                    key, tokens, request.normalize, request.request_id, request.tenant, request.cache_salt
+                )
                 self._engine.submit(asked)
+                del asked
+            del tokens  # with pixels, some megabytes, which the engine gives back as it goes
             outcome = await future
             told = True
-            record.num_prompt_tokens = sum(map(len, tokens))
+            record.num_prompt_tokens = sum(num_tokens)
             record.outcome = outcome.code.value if isinstance(outcome, Failure) else ANSWERED
         except CallFailed as refused:
             record.outcome = refused.failure.code.value
@@ -180,7 +172,6 @@ class PooledCalls:
                 self._engine.cancel(key)
         if isinstance(outcome, Failure):
             raise CallFailed(outcome)
-        num_tokens = tuple(map(len, tokens))
         self._metrics.pooled(sum(num_tokens), time.monotonic() - record.began_at)
         self.rates.held(record.began_at)
         rows = tuple(map(len, outcome))
@@ -199,65 +190,19 @@ class PooledCalls:
             raise CallFailed(other_kind(self.kind))
         if request.normalize < -1:
             raise CallFailed(_invalid(f"`normalize` is {request.normalize}; use -1 or more", "normalize"))
+        num_places = sum(one.num_media for one in request.inputs if isinstance(one, PoolPrompt))
+        if num_places != len(request.media):
+            message = f"there are {num_places} places for {len(request.media)} pictures and sounds; send as many"
+            raise CallFailed(_invalid(message, "input"))
         if request.kind == "rank":
             if request.query is None:
                 raise CallFailed(_invalid("`query` is missing; say what the documents are ranked against", "query"))
             if not all(isinstance(document, str) for document in request.inputs):
-                raise CallFailed(_invalid("documents to rank must be texts, not token ids", "input"))
+                raise CallFailed(_invalid("documents to rank must be texts, not token ids, messages or media", "input"))
             if len(request.query) * len(request.inputs) > MAX_QUERY_CHARS:
                 message = f"`query` has {len(request.query)} characters and is read with each of {len(request.inputs)} "
                 message += f"documents; at most {MAX_QUERY_CHARS} in all may be; send fewer documents at a time"
                 raise CallFailed(_invalid(message, "query"))
-
-    async def _tokens(self, key: int, request: PoolRequest) -> list[Sequence[int]]:
-        # Count the parts first: if there are many, counting their characters takes long as well.
-        if _num_parts(request) <= SHORT_CHARS and _num_chars(request) <= SHORT_CHARS:
-            return self._tokenized(key, request)
-        return await self._lane.run(request.tenant, 0, self._tokenized, key, request)
-
-    def _tokenized(self, key: int, request: PoolRequest) -> list[Sequence[int]]:
-        """Return the tokens of each input. Stop after an input that is too long, since the engine will refuse the call:
-        a query of megabytes would be tokenised in vain with each further document. Stop also if the call is over."""
-        tokens: list[Sequence[int]] = []
-        patience = Patience(_num_chars(request))
-        for one in request.inputs:
-            if key not in self._outcomes:
-                break
-            patience.check()
-            if not isinstance(one, str):
-                tokens.append(self._in_turn(one))
-            elif request.query is not None and request.kind == "rank":
-                tokens.append(self._inputs.of_pair(request.query, one))
-            else:
-                tokens.append(self._inputs.of_text(one))
-            if len(tokens[-1]) > self._longest:
-                break
-        return tokens
-
-    def _in_turn(self, parts: Sequence[int | str]) -> Sequence[int]:
-        """Return the tokens of an input of texts and token ids, or so many that the engine will refuse the input.
-
-        Only a text that comes first gets special tokens."""
-        if not any(isinstance(part, str) for part in parts):
-            ids = cast("Sequence[int]", parts)
-            if len(ids) > self._longest:
-                return ids
-            try:
-                return in_array(ids)  # a list would be walked once more on the event loop, id by id
-            except OverflowError:  # the engine refuses an id that no vocabulary has
-                return ids
-        tokens = joined()
-        for number, part in enumerate(parts):
-            if len(tokens) > self._longest:
-                break
-            if isinstance(part, str):
-                extend(tokens, self._inputs.of_text(part, add_special=number == 0))
-                continue
-            try:
-                tokens.append(part)
-            except OverflowError:
-                return [*tokens, part]
-        return tokens
 
 
 def no_pooled_work() -> Failure:
@@ -279,21 +224,6 @@ def other_kind(kind: PoolKind) -> Failure:
         case _:
             assert_never(kind)
     return Failure(FailureCode.UNSUPPORTED, message, "model")
-
-
-def _num_chars(request: PoolRequest) -> int:
-    """Return the number of characters that are tokenised; the query counts once for each document."""
-    query = len(request.query or "")
-    return sum(query + _chars_of(one) for one in request.inputs)
-
-
-def _num_parts(request: PoolRequest) -> int:
-    """Return the number of elements (token ids and texts) of those inputs that are lists; plain texts add none."""
-    return sum(len(one) for one in request.inputs if not isinstance(one, str))
-
-
-def _chars_of(one: PoolInput) -> int:
-    return len(one) if isinstance(one, str) else sum(len(part) for part in one if isinstance(part, str))
 
 
 def _invalid(message: str, param: str) -> Failure:

@@ -178,8 +178,9 @@ class PoolRoutes:
     async def pool(self, request: Request) -> Response:
         """Answer when the whole result is computed. If the peer goes away before, cancel the call."""
         try:
-            asked = await received(request, MAX_SUBMIT_BYTES, decode_request)
-            pooled = await while_peer_stays(request.receive, self._calls.pool(asked))
+            # Nothing here refers to the message, whose pictures are dropped as soon as they are read.
+            pool = self._calls.pool(await received(request, MAX_SUBMIT_BYTES, decode_request))
+            pooled = await while_peer_stays(request.receive, pool)
             return answer_of_parts(pooled.parts())
         except PeerGone:
             return Response(status_code=HTTP_STATUS[FailureCode.WORKER_LOST])

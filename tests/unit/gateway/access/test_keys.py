@@ -7,8 +7,9 @@ import time
 import pytest
 from msgspec.structs import replace
 
+from accounts.protocol.records import AccessRecord, KeysInvalid, digest, first_record, read_records
+from gateway.access.directory import Directory
 from gateway.access.keys import Keys
-from gateway.access.records import AccessRecord, KeysInvalid, digest, first_record, read_records
 from gateway.call import CallBounds
 from gateway.errors import AuthenticationFailed
 
@@ -95,10 +96,10 @@ def test_unusable_records_say_where(text: str, words: str) -> None:
 
 def test_what_a_key_may_ask_for_is_bounded() -> None:
     record = AccessRecord(name="a", sha256="0" * 64)
-    assert record.principal().bounds == CallBounds(min_priority=0, max_tokens=None, answer_timeout_s=None)
-    assert replace(record, admin=True).principal().bounds.min_priority == -100
+    assert Directory().principal(record).bounds == CallBounds(min_priority=0, max_tokens=None, answer_timeout_s=None)
+    assert Directory().principal(replace(record, admin=True)).bounds.min_priority == -100
     text = '[{"name": "a", "sha256": "%s", "min_priority": -3, "max_tokens": 7, "answer_timeout_s": 2}]' % ("0" * 64)
-    assert read_records(text)[0].principal().bounds == CallBounds(-3, 7, 2.0)
+    assert Directory().principal(read_records(text)[0]).bounds == CallBounds(-3, 7, 2.0)
     for wrong in ('"min_priority": -101', '"max_tokens": 0', '"answer_timeout_s": 0'):
         with pytest.raises(KeysInvalid):
             read_records(f'[{{"name": "a", "sha256": "{"0" * 64}", {wrong}}}]')

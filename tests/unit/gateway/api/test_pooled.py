@@ -6,17 +6,21 @@ import base64
 import json
 import struct
 from array import array
+from hashlib import sha256
 from typing import Any
 
 import pytest
 
 from gateway.api.openai.bodies import POOLED_IGNORED
 from gateway.api.openai.pooled import EmbeddingsBody, EmbeddingsDialect, RerankDialect
+from gateway.api.parameters.prompts import MARKER
 from gateway.api.shapes import PART_BYTES
 from gateway.call import Call, Principal
 from gateway.errors import InvalidRequest, NotSupported, PaddockError
 from tests.support.openai_schema import check, properties
-from workers.protocol.pooled import PoolRequest, PoolResult
+from tests.support.sent_media import PNG, WAV, base64_of, data_url
+from workers.protocol.pooled import PoolPrompt, PoolRequest, PoolResult
+from workers.protocol.requests import Medium, Message
 
 CALL = Call("r", Principal("k", "team", None, admin=False), "alias", "model", 0.0, 1.0, 1.0)
 
@@ -192,7 +196,89 @@ def test_every_parameter_of_openai_is_read_or_ignored() -> None:
     assert properties("CreateEmbeddingRequest") <= set(EmbeddingsBody.model_fields) | {*POOLED_IGNORED}
 
 
-def test_images_are_not_embedded() -> None:
-    for part in ({"content": [{"type": "image_url"}]}, {"prompt_string": "a", "multimodal_data": ["AA"]}):
-        with pytest.raises(NotSupported, match="texts only"):
-            asked(input=part)
+IMAGE = {"type": "image_url", "image_url": {"url": data_url(PNG)}}
+SOUND = {"type": "input_audio", "input_audio": {"data": base64_of(WAV), "format": "wav"}}
+
+
+def seen(data: bytes, param: str) -> Medium:
+    return Medium("sound" if data == WAV else "picture", data, param, sha256(data).digest())
+
+
+def test_inputs_have_media_at_their_markers_or_among_their_parts() -> None:
+    marked = {"prompt_string": f"a{MARKER}b{MARKER}", "multimodal_data": [base64_of(PNG), base64_of(WAV)]}
+    parts = {"content": [{"type": "text", "text": "see "}, IMAGE, {"type": "text", "text": "!"}, SOUND]}
+    request = asked(input=["plain", marked, parts, [1, 2], f"no {MARKER}"])
+    assert request.inputs == (
+        "plain",
+        PoolPrompt(text="ab", media=(1, 2)),
+        PoolPrompt(text="see !", media=(4, 5)),
+        array("i", [1, 2]),
+        f"no {MARKER}",
+    )
+    assert request.media == (
+        seen(PNG, "input.1.multimodal_data.0"),
+        seen(WAV, "input.1.multimodal_data.1"),
+        seen(PNG, "input.2.content.1"),
+        seen(WAV, "input.2.content.3"),
+    )
+    alone = asked(input={"content": [IMAGE]}, cache_salt="salt")
+    assert (alone.inputs, alone.cache_salt) == ((PoolPrompt(text="", media=(0,)),), "salt")
+
+
+def test_documents_among_the_parts_are_texts() -> None:
+    note = {"type": "file", "file": {"file_data": data_url(b"a note", "text/plain"), "filename": "a.txt"}}
+    assert asked(input={"content": [{"type": "text", "text": "read "}, note]}).inputs == ("read a note",)
+
+
+def test_messages_are_one_input() -> None:
+    parts = [{"type": "text", "text": "What is it?"}, IMAGE]
+    request = asked(
+        messages=[{"role": "system", "content": "Represent it."}, {"role": "user", "content": parts}],
+        chat_template_kwargs={"enable_thinking": False},
+        add_generation_prompt=True,
+    )
+    [one] = request.inputs
+    assert isinstance(one, PoolPrompt)
+    assert one.messages == (Message("system", "Represent it."), Message("user", "What is it?", media=(11,)))
+    assert json.loads(one.template_values) == {
+        "enable_thinking": False,
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+    }
+    assert request.media == (seen(PNG, "messages.1.content.1"),)
+    assert one.num_media == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param", "error"),
+    [
+        ({"input": {"prompt_string": MARKER, "multimodal_data": ["eA==", "eA=="]}}, "input.multimodal_data", None),
+        ({"input": ["a", {"prompt_string": MARKER, "multimodal_data": ["eA=="]}]}, "input.1.multimodal_data.0", None),
+        ({"input": {"content": [{"type": "image_url"}]}}, "input.content.0.image_url", None),
+        ({"input": {"content": [{"type": "video_url", "video_url": "x"}]}}, "input.content.0", NotSupported),
+        ({"input": [{"content": [IMAGE] * 17}] * 2}, "input.1.content.15", None),
+        ({"input": "a", "messages": [{"role": "user", "content": "b"}]}, "messages", None),
+        ({"messages": []}, "messages", None),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", None),
+    ],
+)
+def test_wrong_media_are_named(parameters: dict[str, Any], param: str, error: type[PaddockError] | None) -> None:
+    with pytest.raises(error or InvalidRequest) as caught:
+        asked(**parameters)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"documents": ["a", {"text": "b", "image": data_url(PNG)}]}, "documents.1.image"),
+        ({"documents": [{"content": [IMAGE]}]}, "documents.0.content"),
+        ({"documents": [{"prompt_string": MARKER, "multimodal_data": ["AA"]}]}, "documents.0.multimodal_data"),
+        ({"texts": [{"image_url": data_url(PNG)}]}, "texts.0.image_url"),
+        ({"documents": ["a"], "query": {"content": [IMAGE]}}, "query.content"),
+    ],
+)
+def test_documents_with_pictures_are_not_ranked(parameters: dict[str, Any], param: str) -> None:
+    with pytest.raises(NotSupported, match="ranked by their texts only") as caught:
+        RerankDialect().read(json.dumps({"query": "q", **parameters}).encode(), {})
+    assert caught.value.param == param

@@ -8,9 +8,9 @@ import pytest
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
+from accounts.protocol.records import AccessRecord, digest
 from gateway.access.control import AccessControl
 from gateway.access.keys import Keys
-from gateway.access.records import AccessRecord, digest
 from gateway.api.http.diagnostics import PRIVATE, begin_request_log
 from gateway.api.routes import ROUTES, RouteRow, Routes, spellings
 from gateway.errors import MethodNotAllowed, NotFound

@@ -172,6 +172,7 @@ def test_embeddings(server: ScriptedServer, client: Client) -> None:
     server.says(
         {"object": "list", "model": "e", "usage": usage, "data": [{"embedding": [1, -2.0], "index": 0}, packed]},
         [{"index": 0, "embedding": [[0.5, 1]]}],
+        {"object": "list", "model": "e", "usage": usage, "data": []},
     )
     answer = client.embeddings.create(["a", "b"], model="e", encoding_format="float")
     assert [one.vector for one in answer.data] == [(1.0, -2.0), (1.0, -2.0)]
@@ -179,6 +180,9 @@ def test_embeddings(server: ScriptedServer, client: Client) -> None:
     (own,) = client.embed("a", embd_normalize=-1)
     assert own.vector == (0.5, 1.0)
     assert (server.asked[1].path, server.asked[1].json) == ("/embedding", {"content": "a", "embd_normalize": -1})
+    part = picture_part(b"\x89PNG\r\n\x1a\n")
+    client.embeddings.create(messages=[{"role": "user", "content": [part]}])
+    assert server.asked[2].json == {"messages": [{"role": "user", "content": [part]}]}
 
 
 def test_ranks(server: ScriptedServer, client: Client) -> None:

@@ -8,11 +8,19 @@ import msgspec
 import pytest
 
 from gateway.routing.cost import RecentPlacements
-from gateway.routing.placement import MAX_BIDS, PlacedMedium, PlacementRequest, Ranking
+from gateway.routing.placement import (
+    MAX_BIDS,
+    PlacedMedium,
+    PlacementRequest,
+    Ranking,
+    placement_request_of_pooled,
+)
 from gateway.routing.pool import Pool, PoolUpdater
 from gateway.routing.rank import rank
 from tests.support.ranked import MEASURED, NOW, Sent, book_of, busy, full, prompt, worker
 from workers.protocol.heartbeat import PROTOCOL_VERSION, Heartbeat, Load
+from workers.protocol.pooled import PoolPrompt, PoolRequest
+from workers.protocol.requests import Medium
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -330,3 +338,15 @@ def test_pictures_go_to_workers_that_take_them() -> None:
     book = book_of([worker("a"), sees("b"), worker("c")])
     assert order(ranked(book, prompt(10, media=media))) == ["b"]
     assert set(order(ranked(book_of([worker("a"), worker("c")]), prompt(10, media=media)))) == {"a", "c"}
+
+
+def test_pictures_to_embed_go_to_workers_that_take_them_however_much_there_is() -> None:
+    """All inputs together may be more than a context; still no worker may answer with vectors of the texts alone."""
+    inputs = (PoolPrompt(text="a" * 40, media=(3,)), "b" * 400_000)
+    asked = placement_request_of_pooled(PoolRequest(inputs=inputs, media=(Medium("picture", b"x"),)))
+    short = [worker("a", n_ctx=1000), sees("b", n_ctx=1000), worker("c", n_ctx=1000)]
+    assert order(ranked(book_of(short), asked)) == ["b"]
+    small = placement_request_of_pooled(PoolRequest(inputs=inputs[:1], media=(Medium("picture", b"x"),)))
+    ranking = ranked(book_of([sees("a", 5.0), sees("b", 1.0)]), small)
+    assert order(ranking) == ["b", "a"], "by how quickly they encode it"
+    assert ranking.bids[0].kv_tokens > 400

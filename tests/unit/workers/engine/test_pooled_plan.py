@@ -7,6 +7,18 @@ from dataclasses import dataclass, field
 import pytest
 
 from workers.engine.pooled.jobs import Account, Part, Room, plan_batch
+from workers.engine.pooled.media import Rows
+
+
+@dataclass
+class Seen:
+    """An input with pictures: runs of cells, each with its end."""
+
+    runs: Sequence[tuple[int, Rows]]
+    is_ready: bool = True
+
+    def run(self, cell: int) -> tuple[int, Rows]:
+        return next((end, kind) for end, kind in self.runs if cell < end)
 
 
 @dataclass(eq=False)
@@ -16,6 +28,7 @@ class Job:
     offset: int = 0
     served: int = 0
     account: Account = field(default_factory=lambda: Account("red"))
+    media: dict[int, Seen] = field(default_factory=dict)
 
 
 def cut(parts: Sequence[Part[Job]]) -> list[tuple[int, int, int]]:
@@ -110,3 +123,63 @@ def test_every_input_is_computed_once_and_nobody_starves(can_split: bool) -> Non
         if not jobs and not waiting:
             break
     assert len(finished) == 30
+
+
+TOKENS, CELLS, WHOLE = Rows.TOKENS, Rows.CELLS, Rows.WHOLE
+PICTURE = [(10, TOKENS), (50, CELLS), (60, TOKENS)]
+"""A text, a picture of 40 cells, and a text."""
+
+
+def test_a_batch_has_tokens_or_cells_of_pictures() -> None:
+    """Whose turn it is decides which; the others come in the next one."""
+    room = Room(100, 10, 1000, can_split=True)
+    seeing, other, reading = Job([60], media={0: Seen(PICTURE)}), Job([60], media={0: Seen(PICTURE)}), Job([30] * 9)
+    jobs = [seeing, other, reading]
+    kinds: list[Rows] = []
+    for _ in range(4):
+        parts = plan_batch(jobs, room)
+        kinds.append(parts[0].kind)
+        assert {part.kind for part in parts} == {kinds[-1]}
+        if kinds[-1] is CELLS:
+            assert [(part.job, part.start, part.end) for part in parts] == [(seeing, 10, 50), (other, 10, 50)]
+        advance(parts)
+        jobs = [job for job in jobs if job.index < len(job.lengths)]
+    assert kinds == [TOKENS, CELLS, TOKENS, TOKENS]
+    assert jobs == [reading]
+
+
+def test_an_input_that_waits_for_its_pictures_holds_up_nobody() -> None:
+    room = Room(100, 10, 1000, can_split=True)
+    waiting, reading = Job([60, 5], media={0: Seen(PICTURE, is_ready=False)}), Job([30] * 2)
+    assert [part.job for part in plan_batch([waiting, reading], room)] == [reading, reading]
+    assert not plan_batch([waiting], room)
+    ahead = Job([5, 60, 5], media={1: Seen(PICTURE, is_ready=False)})
+    assert cut(plan_batch([ahead], room)) == [(0, 0, 5)], "its own inputs come in their order"
+    waiting.media[0].is_ready = True
+    assert [part.job for part in plan_batch([waiting, reading], room)] == [waiting, reading, reading]
+
+
+def test_cells_that_see_each_other_are_not_cut() -> None:
+    room = Room(64, 10, 1000, can_split=True)
+    runs = [(40, WHOLE), (50, TOKENS)]
+    jobs = [Job([50], media={0: Seen(runs)}), Job([50], media={0: Seen(runs)})]
+    first = plan_batch(jobs, room)
+    assert [(part.job, part.end, part.kind) for part in first] == [(jobs[0], 40, WHOLE)]
+    advance(first)
+    second = plan_batch(jobs, room)
+    assert [(part.job, part.end, part.kind) for part in second] == [(jobs[1], 40, WHOLE)]
+    causal = Job([90], media={0: Seen([(90, CELLS)])})
+    assert cut(plan_batch([causal], room)) == [(0, 0, 64)]
+
+
+def test_pictures_and_texts_of_two_teams_take_turns() -> None:
+    red, blue = Account("red"), Account("blue")
+    seeing = [Job([50] * 40, account=red, media={n: Seen([(50, WHOLE)]) for n in range(40)}) for _ in range(3)]
+    jobs = [*seeing, Job([50] * 100, account=blue)]
+    for _ in range(40):
+        parts = plan_batch(jobs, Room(100, 8, 10_000, can_split=True))
+        advance(parts)
+        for part in parts:
+            part.job.media.pop(part.index, None)
+        assert abs(red.served - blue.served) <= 200
+    assert min(red.served, blue.served) > 1500

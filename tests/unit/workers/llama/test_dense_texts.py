@@ -159,7 +159,7 @@ async def test_an_input_of_pooled_work_is_read_without_a_gap(bench: Bench) -> No
         longest=64,
     )
     told: list[int] = []
-    assert longest_gap_s(lambda: told.append(len(calls._in_turn((bench.text, 1))))) < LONGEST_GAP_S
+    assert longest_gap_s(lambda: told.append(len(calls._reader._in_turn((bench.text, 1))))) < LONGEST_GAP_S
     assert told[-1] > 8_000_000
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from tests.support.tools import json_of, tool_of
 from workers.protocol.framing import PART_CHARS, base64_parts, is_long, json_parts, marked_parts, struct_parts
-from workers.protocol.pooled import PoolRequest, PoolResult
+from workers.protocol.pooled import PoolPrompt, PoolRequest, PoolResult
 from workers.protocol.queries import Tokenized
-from workers.protocol.requests import GenerateRequest, Message, Submit
+from workers.protocol.requests import GenerateRequest, Medium, Message, Submit
 
 RANDOM = random.Random(7)
 LONG = 'h\u00e9 \U0001f600\n\x00\x7f"\\</' * 40_000
@@ -36,6 +36,7 @@ LONGER = [
     submit(prompt=tuple(range(300_000))),
     submit(tools=(tool_of("f", "d", {"enum": ["x" * 20] * 20_000}),), template_values=json_of({"a": LONG})),
     PoolRequest(inputs=(LONG, tuple(range(100_000)), "a")),
+    PoolRequest(inputs=(PoolPrompt(text=LONG, media=(1,)), "a"), media=(Medium("picture", BYTES),)),
     PoolResult(pooling="mean", width=4, rows=(1,), num_tokens=(1,), vectors=BYTES),
     Tokenized(ids=BYTES, pieces=(b"ab",) * 50_000),
 ]

@@ -14,7 +14,7 @@ import pytest
 from workers.protocol import framing, pieces
 from workers.protocol.framing import marked_parts, read_float
 from workers.protocol.pieces import PIECE_BYTES, PieceDecoder
-from workers.protocol.pooled import PoolRequest
+from workers.protocol.pooled import PoolPrompt, PoolRequest
 from workers.protocol.queries import Detokenize, Detokenized, Render, Rendered, Tokenize, Tokenized, decode_render
 from workers.protocol.requests import (
     GenerateRequest,
@@ -90,6 +90,17 @@ def test_in_pieces_it_is_the_same(name: str) -> None:
     [
         pytest.param(PoolRequest(inputs=(TRICKY * 20_000, (1, 22) * 90_000, "a", (1, TRICKY * 9_000, 3))), id="inputs"),
         pytest.param(PoolRequest(inputs=(TRICKY,) * 20_000, kind="rank", query=TRICKY * 9_000), id="documents"),
+        pytest.param(
+            PoolRequest(
+                inputs=(
+                    PoolPrompt(text=TRICKY * 20_000, media=(3, 70_000)),
+                    (1, 22) * 90_000,
+                    PoolPrompt(messages=(Message("user", TRICKY * 20_000, media=(5,)),) * 2),
+                ),
+                media=(Medium("picture", bytes(range(256)) * 4_000, "input", b"abc"),) * 4,
+            ),
+            id="inputs with media",
+        ),
         pytest.param(Tokenize(content=[1, TRICKY * 20_000, 2] * 3, tenant="t"), id="to tokenise"),
         pytest.param(Tokenized(ids=bytes(range(256)) * 4_000, pieces=(b"abc", b"\xff") * 60_000), id="tokenised"),
         pytest.param(Detokenize(tokens=tuple(range(200_000))), id="to detokenise"),

@@ -12,16 +12,23 @@ import msgspec
 import numpy as np
 import pytest
 from starlette.requests import Request
-from starlette.types import Message, Receive
+from starlette.types import Message as AsgiMessage
+from starlette.types import Receive
 
 from tests.support.calls import pooled_calls
 from tests.support.fake_pooled import FakeInputs, FakePooledEngine
+from tests.support.fake_text import TEMPLATE, FakeVocab
 from tests.support.waiting import until
+from workers.chat.prompts import Prompts, Seen
+from workers.chat.template import ChatTemplate
 from workers.engine.pooled.engine import PooledRequest
+from workers.engine.pooled.jobs import tokens_of
 from workers.llama.pooling import Pooling
 from workers.protocol.events import CallFailed, FailureCode
-from workers.protocol.pooled import POOL_PATH, PoolRequest, decode_result
+from workers.protocol.pooled import POOL_PATH, PoolPrompt, PoolRequest, decode_result
+from workers.protocol.requests import Medium, Message
 from workers.service.calls.pooled import PooledCalls
+from workers.service.calls.pooled_inputs import PooledReader
 from workers.service.routes.app import PoolRoutes
 
 NUM_ROWS, WIDTH = 700, 512
@@ -120,10 +127,10 @@ async def test_texts_and_tokens_of_an_input_are_read_until_there_are_too_many(mo
     )
     await calls.pool(PoolRequest(inputs=(("a word", 7, "b"),)))
     own = FakeInputs()
-    assert list(asked[-1].inputs[0]) == [*own.of_text("a word"), 7, *own.of_text("b", add_special=False)]
+    assert list(tokens_of(asked[-1].inputs[0])) == [*own.of_text("a word"), 7, *own.of_text("b", add_special=False)]
     assert inputs.heard == [("a word", True), ("b", False)]
     await calls.pool(PoolRequest(inputs=(("a", 2**70, "b"),)))
-    assert asked[-1].inputs[0][-1] == 2**70, "an engine with a vocabulary names the token that it refuses"
+    assert tokens_of(asked[-1].inputs[0])[-1] == 2**70, "an engine with a vocabulary names the token that it refuses"
     inputs.heard.clear()
     long: list[list[int | str]] = [[7, "long " * 1000, *["b"] * 500], [*[7] * 500, "b"], [7] * 500]
     for parts in long:
@@ -151,17 +158,17 @@ async def test_many_token_ids_are_gone_through_on_a_thread(monkeypatch: pytest.M
     """Half a million, 3 MB, took 60 ms of the event loop, and 20 more where the engine looked through lists."""
     asked: list[PooledRequest] = []
     taken: list[threading.Thread] = []
-    in_turn, submit = PooledCalls._in_turn, FakePooledEngine.submit
+    in_turn, submit = PooledReader._in_turn, FakePooledEngine.submit
 
-    def taking(calls: PooledCalls, parts: Sequence[int | str]) -> Sequence[int]:
+    def taking(reader: PooledReader, parts: Sequence[int | str]) -> Sequence[int]:
         taken.append(threading.current_thread())
-        return in_turn(calls, parts)
+        return in_turn(reader, parts)
 
     def hearing(engine: FakePooledEngine, request: PooledRequest) -> None:
         asked.append(request)
         submit(engine, request)
 
-    monkeypatch.setattr(PooledCalls, "_in_turn", taking)
+    monkeypatch.setattr(PooledReader, "_in_turn", taking)
     monkeypatch.setattr(FakePooledEngine, "submit", hearing)
     calls = pooled_calls(
         lambda outcomes: FakePooledEngine(2, 64, 1, outcomes.tell),
@@ -176,7 +183,9 @@ async def test_many_token_ids_are_gone_through_on_a_thread(monkeypatch: pytest.M
     assert threading.current_thread() not in taken[1:]
     assert all(isinstance(one, array) for one in asked[-1].inputs), "numpy looks through it without a copy"
     await calls.pool(PoolRequest(inputs=((1, 2**70),)))
-    assert list(asked[-1].inputs[0]) == [1, 2**70], "an engine with a vocabulary names the token that it refuses"
+    assert list(tokens_of(asked[-1].inputs[0])) == [1, 2**70], (
+        "an engine with a vocabulary names the token that it refuses"
+    )
 
 
 async def test_a_large_answer_is_written_in_parts_and_others_get_their_turn() -> None:
@@ -192,7 +201,7 @@ async def test_a_large_answer_is_written_in_parts_and_others_get_their_turn() ->
     turns: set[int] = set()
     turn = 0
 
-    async def send(message: Message) -> None:
+    async def send(message: AsgiMessage) -> None:
         parts.append(message.get("body", b""))
         turns.add(turn)
 
@@ -219,12 +228,106 @@ async def test_a_large_answer_is_written_in_parts_and_others_get_their_turn() ->
 
 def receiving(body: bytes) -> Receive:
     """Return what brings a body, and then nothing more."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    messages: list[AsgiMessage] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def receive() -> Message:
+    async def receive() -> AsgiMessage:
         if messages:
             return messages.pop()
         await asyncio.Event().wait()
         raise AssertionError
 
     return receive
+
+
+PICTURE = Medium("picture", b"x", "input.0.content.0")
+
+
+class Eyes:
+    """Reads so many tokens of each picture, and counts the pictures."""
+
+    def __init__(self, num_tokens: int = 4) -> None:
+        self.num_tokens = num_tokens
+        self.num_read = 0
+
+    def read(self, medium: Medium) -> Seen:
+        self.num_read += 1
+        return ([7] * self.num_tokens,)
+
+
+def seeing_calls(eyes: Eyes, engine: type[FakePooledEngine] = FakePooledEngine) -> PooledCalls:
+    prompts = Prompts(ChatTemplate(TEMPLATE), FakeVocab(), num_tokens=FakeVocab.num_tokens, media=eyes)
+    return pooled_calls(
+        lambda outcomes: engine(2, 64, WIDTH, outcomes.tell),
+        FakeInputs(),
+        pooling=Pooling.MEAN,
+        width=WIDTH,
+        longest=64,
+        prompts=prompts,
+    )
+
+
+async def test_texts_with_media_and_messages_are_inputs_beside_others() -> None:
+    eyes = Eyes()
+    messages = PoolPrompt(messages=(Message("user", "what", media=(0,)),))
+    inputs = ("text", PoolPrompt(text="abcd", media=(0, 4)), (1, 2, 3), messages)
+    answer = await seeing_calls(eyes).pool(PoolRequest(inputs=inputs, media=(PICTURE,) * 3))
+    text, *_ = answer.head.num_tokens
+    assert answer.head.num_tokens[1:3] == (4 + 4 + text, 3), "the pictures count, and what stands between them"
+    assert answer.head.num_tokens[3] > 4
+    assert (len(answer.vectors), eyes.num_read) == (4, 3)
+
+
+async def test_places_and_media_must_be_as_many() -> None:
+    for inputs in (("text",), (PoolPrompt(text="ab", media=(0, 1)),)):
+        with pytest.raises(CallFailed, match="places for 1 pictures") as refused:
+            await seeing_calls(Eyes()).pool(PoolRequest(inputs=inputs, media=(PICTURE,)))
+        assert refused.value.failure.code is FailureCode.INVALID_REQUEST
+
+
+async def test_no_more_pictures_are_read_than_fit_an_input() -> None:
+    eyes = Eyes(30)
+    inputs = (PoolPrompt(text="", media=(0, 0)), PoolPrompt(text="", media=(0,) * 30))
+    with pytest.raises(CallFailed) as refused:
+        await seeing_calls(eyes).pool(PoolRequest(inputs=inputs, media=(PICTURE,) * 32))
+    failure = refused.value.failure
+    assert (failure.code, failure.num_prompt_tokens, failure.param) == (
+        FailureCode.CONTEXT_OVERFLOW,
+        90,
+        PICTURE.param,
+    )
+    assert "input 1" in failure.message
+    assert eyes.num_read == 5, "those of the first input fit"
+
+
+class Data(bytes):
+    """Contents of a file that tells when nobody refers to it any more."""
+
+    gone: threading.Event
+
+    def __del__(self) -> None:
+        self.gone.set()
+
+
+class WaitingEngine(FakePooledEngine):
+    def submit(self, request: PooledRequest) -> None:
+        """Tell nothing."""
+
+
+async def test_files_are_not_kept_while_their_call_waits() -> None:
+    data, gone = Data(b"a picture"), threading.Event()
+    data.gone = gone
+    calls = seeing_calls(Eyes(), WaitingEngine)
+    request = PoolRequest(inputs=(PoolPrompt(text="a", media=(0,)),), media=(Medium("picture", data),))
+    waiting = asyncio.create_task(calls.pool(request))
+    del data, request
+    assert not gone.is_set()
+    await until(gone.is_set, 5.0, "they are dropped")
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+
+
+async def test_documents_with_pictures_are_not_ranked() -> None:
+    asked = PoolRequest(kind="rank", query="q", inputs=(PoolPrompt(text="a", media=(0,)),), media=(PICTURE,))
+    with pytest.raises(CallFailed, match="must be texts"):
+        await calls_of(FakeInputs()).pool(asked)

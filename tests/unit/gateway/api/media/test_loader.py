@@ -21,6 +21,7 @@ from gateway.errors import InvalidRequest, NotSupported, TakesTooMuch
 from tests.support.pool import heartbeat
 from tests.support.sent_media import PNG, WAV, picture
 from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.pooled import PoolPrompt, PoolRequest
 from workers.protocol.requests import GenerateRequest, Medium, Message
 
 CALL = Call("id", Principal("key", "team", None, admin=False), "seer", "pool", 0.0, 0.0, 0.0, fallbacks=("other",))
@@ -188,3 +189,28 @@ async def test_fetched_documents_are_no_longer_than_other_texts() -> None:
         small = MediaLoader(cast(Any, None), cast(Any, files), max_text_chars=most)
         with pytest.raises(InvalidRequest, match="PADDOCK_MAX_BODY_BYTES"):
             await small.load(CALL, (asked,), lambda _: None)
+
+
+async def test_inputs_to_embed_are_made_ready_as_messages_are() -> None:
+    files = Files(Fetched(PNG, "image/png"), Fetched(b"DOC", "text/plain"))
+    inputs = (
+        "plain",
+        PoolPrompt(text="ab", media=(1, 2)),
+        PoolPrompt(messages=(Message("user", "cd", media=(0, 2)),)),
+    )
+    media = (link(0), PICTURE, link(1, is_document=True), SOUND)
+    held: list[int] = []
+    request = PoolRequest(inputs=inputs, media=media)
+    found, call = await loader(files, pool=(READS,), other=(("text", "image", "audio"),)).prepare_pooled(
+        request, CALL, held.append
+    )
+    assert call.model == "other"
+    assert found.inputs == (*inputs[:2], PoolPrompt(messages=(Message("user", "DOCcd", media=(5,)),)))
+    assert [one.data for one in found.media] == [PNG, PNG, WAV]
+    assert sum(held) >= len(PNG) + len(b"DOC")
+    with pytest.raises(NotSupported, match="the model `seer` reads text only"):
+        await loader(files, pool=(READS,), other=(READS,)).prepare_pooled(request, CALL, held.append)
+    with pytest.raises(TakesTooMuch):
+        await loader(files, 10, pool=(("text", "image", "audio"),)).prepare_pooled(request, CALL, held.append)
+    plain = PoolRequest(inputs=("a",))
+    assert await loader(pool=(READS,)).prepare_pooled(plain, CALL, held.append) == (plain, CALL)

@@ -13,9 +13,10 @@ import pytest
 
 from gateway.api.anthropic.request import read_messages_request, read_prompt
 from gateway.api.media.attachments import MAX_MEDIA, Attachments, LinkedMedium
-from gateway.api.native.request import MARKER, read_completion
+from gateway.api.native.request import read_completion
 from gateway.api.openai.dialects import read_chat_prompt
 from gateway.api.openai.requests import read_chat
+from gateway.api.parameters.prompts import MARKER
 from gateway.api.responses.request import read_draft
 from gateway.errors import InvalidRequest, NotSupported, PaddockError
 from gateway.telemetry.request_log import Ignored

@@ -1,0 +1,57 @@
+"""The usage record of one call, and how records travel through the Redis stream `keys.USAGE`.
+
+An entry of the stream has one field, `batch`: a `UsageBatch` in MessagePack. A record is counted once, however often it
+is sent: by its process and number.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The usage of one call that ended: finished, failed, cancelled or cut."""
+
+    number: int
+    """Number of the call in its gateway process, from 1."""
+    request_id: str
+    started_at: float
+    ended_at: float
+    """Unix times. `ended_at` of a call that was cut by its gateway's death is when that was noticed."""
+    route: str
+    """The route's path, such as `/v1/chat/completions`."""
+    outcome: str
+    """`ok`, `client_gone`, `cancelled`, `cut` (its gateway died) or an error's code."""
+    status: int = 0
+    organisation: str = ""
+    team: str = ""
+    key: str = ""
+    user: str = ""
+    end_user: str = ""
+    """The person that a trusted key named; empty: none."""
+    alias: str = ""
+    model: str = ""
+    adapter: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens of the prompt that were cached; they are among `prompt_tokens`, as those of media are."""
+    completion_tokens: int = 0
+    media_tokens: int = 0
+    queue_ms: int = 0
+    compute_ms: int = 0
+    """Milliseconds from the call's last submission to a worker to its end."""
+    cost_nano: int = 0
+    """Billionths of the currency's unit, by the price list at the call's end."""
+    trace_id: str = ""
+
+
+class UsageBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Records of one gateway process, in order of their numbers."""
+
+    process: str
+    """Id of the gateway process, a new one at each start."""
+    records: tuple[UsageRecord, ...]
+
+
+encode_batch = msgspec.msgpack.Encoder().encode
+decode_batch = msgspec.msgpack.Decoder(UsageBatch).decode

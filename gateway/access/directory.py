@@ -1,0 +1,93 @@
+"""The directory of access: organisations, teams, users, aliases and prices. It makes the principal of a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from accounts.protocol.records import (
+    MOST_URGENT_PRIORITY,
+    NO_LIMITS,
+    AccessRecord,
+    AliasRecord,
+    OrganisationRecord,
+    PriceListRecord,
+    SubjectKind,
+    SubjectRecord,
+    TeamRecord,
+    UserRecord,
+)
+from gateway.call import CallBounds, Principal, Subject
+
+
+class Directory:
+    """Every record of access but the keys'. Empty without an accounts service: then a team is a name and no more."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Grows with each change: a principal that was made at another version is made anew."""
+        self.prices = PriceListRecord()
+        self._organisations: dict[str, OrganisationRecord] = {}
+        self._teams: dict[str, TeamRecord] = {}
+        self._users: dict[str, UserRecord] = {}
+        self._aliases: dict[str, Subject] = {}
+
+    def replace(self, records: Iterable[SubjectRecord]) -> None:
+        """Replace all records."""
+        self._organisations, self._teams, self._users, self._aliases = {}, {}, {}, {}
+        self.prices = PriceListRecord()
+        for record in records:
+            match record:
+                case OrganisationRecord():
+                    self._organisations[record.name] = record
+                case TeamRecord():
+                    self._teams[record.name] = record
+                case UserRecord():
+                    self._users[record.name] = record
+                case AliasRecord():
+                    self._aliases[record.name] = Subject("alias", record.name, record.limits)
+                case PriceListRecord():
+                    self.prices = record
+        self.version += 1
+
+    def alias(self, name: str) -> Subject | None:
+        """Return the subject that counts for all calls of a model name; None: the name has no limits."""
+        return self._aliases.get(name)
+
+    def principal(self, record: AccessRecord) -> Principal:
+        """Return the holder of the key."""
+        team = self._teams.get(record.team) or TeamRecord(name=record.team)
+        role = record.granted_role
+        allowed = [frozenset(names) for names in (record.aliases, team.aliases) if names is not None]
+        min_priority = MOST_URGENT_PRIORITY if role == "admin" else record.min_priority
+        max_tokens = [most for most in (record.max_tokens, *self._most_tokens(record, team)) if most is not None]
+        return Principal(
+            key_id=record.name,
+            team=record.team,
+            aliases=frozenset.intersection(*allowed) if allowed else None,
+            admin=role == "admin",
+            weight=record.weight,
+            bounds=CallBounds(min_priority, min(max_tokens, default=None), record.answer_timeout_s),
+            organisation=team.organisation,
+            user=record.user,
+            role=role,
+            names_end_users=record.names_end_users,
+            subjects=self._subjects(record, team),
+        )
+
+    def _most_tokens(self, record: AccessRecord, team: TeamRecord) -> Iterable[int | None]:
+        return (subject.limits.max_tokens for subject in self._subjects(record, team))
+
+    def _subjects(self, record: AccessRecord, team: TeamRecord) -> tuple[Subject, ...]:
+        """Return the subjects with limits that a call with the key counts for."""
+        organisation, user = self._organisations.get(team.organisation), self._users.get(record.user)
+        named: tuple[tuple[SubjectKind, OrganisationRecord | TeamRecord | UserRecord | AccessRecord | None], ...] = (
+            ("organisation", organisation),
+            ("team", team),
+            ("user", user),
+            ("key", record),
+        )
+        return tuple(
+            Subject(kind, each.name, each.limits)
+            for kind, each in named
+            if each is not None and each.limits != NO_LIMITS
+        )

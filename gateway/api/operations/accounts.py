@@ -1,0 +1,103 @@
+"""Forwards requests to the accounts service, with the caller that this gateway identified, sealed.
+
+Gateways have no database: whatever needs one is there, and calls of models go on while it is away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+from yarl import URL
+
+from accounts.protocol.caller import HEADER, Caller, seal_caller
+from gateway.api.http.diagnostics import name_headers, origin_headers, request_log_of
+from gateway.api.intake.body import read_body
+from gateway.back_pressure import accounts_unavailable
+from gateway.call import Principal
+from gateway.errors import NotSupported
+
+MAX_BODY_BYTES = 8 << 20
+BODY_REMEDY = "Send less at once."
+PIECE_BYTES = 64 << 10
+TIMEOUT_S, CONNECT_S = 60.0, 5.0
+"""Maximum seconds between two pieces of an answer, and for connecting."""
+PASSED_ON = frozenset({"accept", "content-type", "cookie", "idempotency-key"})
+"""Request headers that the accounts service gets."""
+PASSED_BACK = frozenset({"content-type", "content-disposition", "content-length", "location", "retry-after"})
+"""Headers of its answers that callers get; `set-cookie` as well."""
+UNIX = "unix:"
+
+
+class AccountsRoute:
+    """The handler of every route that the accounts service answers."""
+
+    def __init__(self, url: str, secret: str) -> None:
+        """`url`: `http://HOST:PORT`, or `unix:PATH` of its socket; empty: there is no accounts service."""
+        self._path = url.removeprefix(UNIX) if url.startswith(UNIX) else ""
+        self._base = URL("http://accounts" if self._path else url)
+        self._is_set_up = bool(url)
+        self._secret = secret
+        self._session: aiohttp.ClientSession | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Hold the connections to the accounts service for the length of the block."""
+        connector = aiohttp.UnixConnector(self._path) if self._path else aiohttp.TCPConnector()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=TIMEOUT_S)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+            self._session = session
+            yield
+
+    async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward the request and its answer. Raises NotSupported, BodyTooLarge, BodyTooSlow, AccountsUnavailable."""
+        if not self._is_set_up or self._session is None:
+            raise NotSupported(
+                "This gateway has no accounts service. Run `paddock up` or `paddock accounts`, and set "
+                "PADDOCK_ACCOUNTS_URL on every gateway."
+            )
+        request = Request(scope)
+        body = await read_body(scope, receive, MAX_BODY_BYTES, remedy=BODY_REMEDY)
+        headers = {name: value for name, value in request.headers.items() if name in PASSED_ON}
+        headers[HEADER] = seal_caller(_caller(principal, request), self._secret)
+        url = self._base.with_path(scope["path"]).with_query(scope["query_string"].decode("latin-1"))
+        try:
+            async with self._session.request(
+                request.method, url, data=body, headers=headers, allow_redirects=False
+            ) as answer:
+                await _pass_back(answer, scope, send)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if request_log_of(scope).status:
+                raise  # the answer has begun: the connection ends without the rest
+            raise accounts_unavailable() from error
+
+
+def _caller(principal: Principal, request: Request) -> Caller:
+    known = bool(principal.key_id)
+    return Caller(
+        key=principal.key_id,
+        user=principal.user,
+        team=principal.team,
+        organisation=principal.organisation if known else "",
+        role=principal.role if known else None,
+        address=request.client.host if request.client else "",
+        request_id=request_log_of(request.scope).request_id,
+        url=f"{request.url.scheme}://{request.url.netloc}",
+        at=time.time(),
+    )
+
+
+async def _pass_back(answer: aiohttp.ClientResponse, scope: Scope, send: Send) -> None:
+    request_log = request_log_of(scope)
+    request_log.status, request_log.outcome = answer.status, "ok" if answer.status < 400 else f"status_{answer.status}"
+    kept = [(name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
+    headers = [(name, value) for name, value in kept if name.decode() in PASSED_BACK or name == b"set-cookie"]
+    headers += [*name_headers(request_log), *origin_headers(request_log.origin)]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    async for piece in answer.content.iter_chunked(PIECE_BYTES):
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
