@@ -6,6 +6,8 @@ AccountsError              status  type
 ├── Forbidden              403     permission_error
 ├── Missing                404     not_found_error
 ├── Conflict               409     invalid_request_error   code conflict
+├── TooManySignIns         429     rate_limit_error        code too_many_sign_ins
+├── ProviderUnavailable    503     unavailable_error       code provider_unavailable
 └── DatabaseAway           503     unavailable_error       code database_unavailable
 """
 
@@ -18,6 +20,8 @@ class AccountsError(Exception):
     status = 500
     type = "internal_error"
     code: str | None = None
+    retry_after_s: float | None = None
+    """Seconds after which the request may be sent again; None: it would get the same answer."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -53,7 +57,29 @@ class Conflict(AccountsError):
     code = "conflict"
 
 
+class TooManySignIns(AccountsError):
+    """An address, or all together, sends too many requests for signing in."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "too_many_sign_ins"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ProviderUnavailable(AccountsError):
+    """The identity provider does not answer as it should."""
+
+    status = 503
+    type = "unavailable_error"
+    code = "provider_unavailable"
+    retry_after_s = 10.0
+
+
 class DatabaseAway(AccountsError):
     status = 503
     type = "unavailable_error"
     code = "database_unavailable"
+    retry_after_s = 5.0

@@ -20,6 +20,8 @@ from starlette.types import ASGIApp
 
 from accounts.app import build
 from accounts.database.database import DatabaseUnusable
+from accounts.database.upgrade import DatabaseTooNew
+from accounts.protocol.sign_on import SignOnInvalid
 from accounts.settings import AccountsSettings, socket_path
 from workers.http_server.acceptor import raise_limit
 from workers.http_server.connections import ConnectionBounds
@@ -46,8 +48,13 @@ def run(settings: AccountsSettings) -> int:
     log_lines.configure(settings.log_level, settings.log_format, ())
     try:
         return int(asyncio.run(_live(settings)))
-    except (DatabaseUnusable, BadRedisUrl) as error:
+    except (DatabaseUnusable, SignOnInvalid, BadRedisUrl) as error:
         print(f"paddock accounts: {error}", file=sys.stderr)
+        return int(Exit.USAGE)
+    except ExceptionGroup as group:
+        if (too_new := group.subgroup(DatabaseTooNew)) is None:
+            raise
+        print(f"paddock accounts: {too_new.exceptions[0]}", file=sys.stderr)
         return int(Exit.USAGE)
     except PortTaken as error:
         print(f"paddock accounts: {error}", file=sys.stderr)

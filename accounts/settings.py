@@ -28,6 +28,13 @@ class GatewaySecret(PaddockSettings):
             "processes on other machines do not know"
         ),
     ] = ""
+    oidc: Annotated[
+        str,
+        Field(
+            description="identity providers of single sign-on, and rules that give people teams and roles: a JSON "
+            "object, or the path of a YAML or JSON file (docs/teams.md); empty: none"
+        ),
+    ] = ""
 
 
 class AccountsSettings(GatewaySecret):
@@ -45,5 +52,28 @@ class AccountsSettings(GatewaySecret):
         Field(
             description="where the accounts service listens for gateways: `HOST:PORT`, or the path of a Unix socket; "
             "empty: `run/accounts.sock` in the state folder"
+        ),
+    ] = ""
+    usage_keep_days: Annotated[
+        int, Field(ge=1, le=36_500, description="days for which each call's usage is kept in the database")
+    ] = 400
+    usage_sums_keep_days: Annotated[
+        int,
+        Field(
+            ge=32,
+            le=36_500,
+            description="days for which sums of usage per hour, and those of end users, are kept; sums per day and "
+            "month stay for ever",
+        ),
+    ] = 800
+    webhook_url: Annotated[
+        str,
+        Field(description="where the accounts service sends events to, such as budgets nearly spent; empty: nowhere"),
+    ] = ""
+    webhook_secret: Annotated[
+        str,
+        Field(
+            description="secret by which these events are signed (HMAC-SHA256, docs/teams.md#webhooks): any text, or "
+            "`whsec_` and base64"
         ),
     ] = ""

@@ -28,6 +28,7 @@ from benchmarks import (
     tracing_cost,
     ttft_added,
     turns,
+    usage_cost,
 )
 from benchmarks.table import Row, print_rows
 
@@ -48,6 +49,7 @@ CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
     "placement_cost": ("what placing costs", placement_cost.measure, 2),
     "scrape_cost": ("what being scraped costs a gateway", scrape_cost.measure, 3),
     "tracing_cost": ("what tracing costs a gateway", tracing_cost.measure, 5),
+    "usage_cost": ("what the usage of calls costs", usage_cost.measure, 5),
     "tokenising": ("long texts in a process of their own, against this process", tokenising.measure, 21),
     "several_gateways": ("several gateways on one machine", several_gateways.measure, 3),
     "capacity": ("unit costs, and the model of docs/capacity.md against runs of many streams", capacity.measure, 1),

@@ -13,11 +13,15 @@ import redis.asyncio
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from accounts.oidc.providers import Providers
 from accounts.protocol.records import read_records
+from accounts.protocol.sign_on import read_sign_on
 from gateway.access import first_key
 from gateway.access.control import AccessControl, RouteToken
 from gateway.access.key_store import KeyStore
 from gateway.access.keys import Keys
+from gateway.access.proxies import trusted_proxies
+from gateway.access.tokens import Tokens
 from gateway.adapters.choice import CallAdapters
 from gateway.adapters.desired import DesiredAdapters
 from gateway.adapters.reconciler import AdapterReconciler
@@ -73,8 +77,10 @@ from gateway.store.outage import Outage, Unreadable
 from gateway.store.queue_inspector import QueueInspector
 from gateway.store.responses import ResponseRecords
 from gateway.store.streams import StreamBounds, StreamLog, StreamQuota
+from gateway.store.usage import UsageStream
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.prompts import UNWRITTEN, WrittenPrompts
+from gateway.usage.usage import Usage, open_usage
 from workers import secret_file
 from workers.http_server.pacer import KnownCallers
 from workers.models import catalog
@@ -111,6 +117,8 @@ class App:
     in_flight: InFlightRequests
     callers: KnownCallers
     accounts: AccountsRoute
+    usage: Usage
+    providers: Providers
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -119,16 +127,18 @@ class App:
         for refresh in (self.fleet.refresh, self.desired_adapters.refresh, self.key_store.refresh):
             with start.survive():  # each part goes on trying by itself
                 await refresh()
-        async with self.accounts.running(), asyncio.TaskGroup() as tasks:
+        async with self.accounts.running(), self.usage.closing(), asyncio.TaskGroup() as tasks:
             parts = (
                 self.relay,
                 self.fleet,
                 self.admission,
                 self.key_store,
+                self.providers,
                 self.recordings,
                 self.desired_adapters,
                 self.reconciler,
                 self.gauges,
+                self.usage,
                 HeapUpkeep(),
             )
             background = [tasks.create_task(part.run()) for part in parts]
@@ -168,14 +178,25 @@ async def _within(timeout_s: float, done: Callable[[], bool]) -> bool:
 
 
 async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: Tracer = OFF) -> App:
-    """Build a gateway. Raises CatalogError, KeysInvalid, RedisError, OSError (the state folder can't be written)."""
+    """Build a gateway.
+
+    Raises CatalogError, KeysInvalid, ProxiesInvalid, SignOnInvalid, RedisError, OSError (the state folder can't be
+    written)."""
     own_secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
     core = _core(settings, redis)
     most_per_key = max(1, int(connection_bounds(settings).most * settings.key_share))
-    access = AccessControl(core.keys, most_per_key, _route_tokens(settings, own_secret))
-    accounts = AccountsRoute(settings.accounts_url, own_secret)
+    providers = Providers(read_sign_on(settings.oidc))
+    access = AccessControl(
+        core.keys,
+        most_per_key,
+        _route_tokens(settings, own_secret),
+        trusted_proxies(settings.trusted_proxies),
+        failed=lambda reason: core.metrics.failed_authentications.labels(reason).inc(),
+        people=Tokens(providers, core.keys.directory, core.callers.verified) if providers.all else None,
+    )
+    accounts = AccountsRoute(settings.accounts_url, own_secret, access.proxies)
     handlers = {**_handlers(settings, redis, core, access), "accounts": accounts.answer}
-    router = Routes(handlers, access)
+    router = Routes(handlers, access, settings.admin_port)
     key_store = await _key_store(settings, redis, own_secret, core.keys, core.unreadable)
     reconciler = AdapterReconciler(core.fleet, core.queries, core.desired_adapters)
     core.fleet.listen(lambda _: reconciler.reconcile_soon())
@@ -198,6 +219,8 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         in_flight=core.in_flight,
         callers=core.callers,
         accounts=accounts,
+        usage=core.usage,
+        providers=providers,
     )
 
 
@@ -225,6 +248,7 @@ class _Core:
     gauges: GaugeCollector
     is_leaving: Callable[[], bool]
     first: FirstWorkers
+    usage: Usage
 
 
 def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
@@ -258,7 +282,8 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
     limits, adapters = _limits(settings), CallAdapters(fleet, desired_adapters)
     dispatcher = Dispatcher(fleet, admission, relay, metrics, limits, adapters)
-    resolver = CallResolver(names, fleet, metrics, limits)
+    usage = _usage(settings, redis, metrics)
+    resolver = CallResolver(names, fleet, metrics, limits, usage.begin)
     pipeline = Pipeline(dispatcher, adapters, limits, prompts)
     leaving = partial(_is_leaving, in_flight, resolver)
     sockets = Sockets(settings.max_sockets, settings.max_sockets_per_key)
@@ -283,6 +308,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         gauges=GaugeCollector(metrics, fleet, admission, dispatcher.workers, names.models, leaving, sockets),
         is_leaving=leaving,
         first=first,
+        usage=usage,
     )
 
 
@@ -316,7 +342,7 @@ def _handlers(
     enabled = EnabledRoutes(settings.slots_endpoint, settings.metrics_endpoint)
     circuits, queues = core.dispatcher.workers.circuits, QueueInspector(redis)
     targets = [address for address in settings.gateway_targets.split(",") if address]
-    shared_port = settings.port if targets else None
+    shared_ports = (settings.port, settings.admin_port) if targets else ()
     ready = Ready(redis, fleet, core.admission, core.is_leaving, names.models, core.first, desired_models)
     return {
         "chat": calls.generate(chat, takes_media=True),
@@ -338,7 +364,7 @@ def _handlers(
         "ready": ready.answer,
         "drain": DrainRoute(core.in_flight, resolver, pipeline, core.sockets).answer,
         "explain": ExplainRoute(reader, pipeline.adapters, circuits, fleet, core.admission, queues, chat).answer,
-        "metrics": MetricsPage(core.metrics.registry, core.gauges.update, shared_port, targets).answer,
+        "metrics": MetricsPage(core.metrics.registry, core.gauges.update, shared_ports, targets).answer,
         "targets": Targets(fleet, targets).answer,
         **native_handlers(calls, reader, fleet, core.desired_adapters, desired_models, chat, enabled),
         **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),
@@ -363,6 +389,14 @@ def _limits(settings: GatewaySettings) -> Limits:
         settings.retry_share,
         settings.answer_timeout_s or settings.request_timeout_s,
     )
+
+
+def _usage(settings: GatewaySettings, redis: redis.asyncio.Redis, metrics: Metrics) -> Usage:
+    """Return what keeps the usage of calls; without an accounts service nobody would read it, and none is kept."""
+    if not settings.accounts_url:
+        return Usage(None, None)
+    stream = UsageStream(redis, settings.usage_stream_max)
+    return open_usage(settings.state_dir, settings.usage_journal_mib * MIB, stream, metrics)
 
 
 def _recordings(settings: GatewaySettings, redis: redis.asyncio.Redis, gateway_id: str) -> Recordings:

@@ -17,12 +17,14 @@ from gateway.errors import (
     MemoryFull,
     NoWorker,
     PaddockError,
+    ProviderUnavailable,
     QueueFull,
     QueueTimeout,
     SlotsBusy,
     Stopping,
     StoreUnavailable,
     TooManyConnections,
+    TooManyFailures,
     TooManyRequests,
     TooManySockets,
     TooManyStreams,
@@ -137,6 +139,14 @@ def accounts_unavailable() -> AccountsUnavailable:
     )
 
 
+def provider_unavailable(name: str) -> ProviderUnavailable:
+    """Return the error for a token whose provider's keys could not be fetched yet. `name`: the provider's."""
+    return ProviderUnavailable(
+        f"The keys of the identity provider {name} can't be fetched yet; calls with API keys go on. Send the request "
+        "again."
+    )
+
+
 def stopping(remedy: str = " Send the request again.") -> Stopping:
     """Return the error for a request or connection that comes while this gateway drains."""
     return Stopping(f"This gateway is stopping.{remedy}")
@@ -174,6 +184,15 @@ def too_many_requests(limit: int) -> TooManyRequests:
     """Return the error for a key that has `limit` requests under way."""
     return TooManyRequests(
         f"This key has {limit} requests under way here. Wait for some to end; an operator may raise PADDOCK_KEY_SHARE."
+    )
+
+
+def too_many_failures(retry_after_s: float) -> TooManyFailures:
+    """Return the error for an API key that is not known, from an address that has sent many such."""
+    return TooManyFailures(
+        "Many requests from this address had API keys that are not known here. Check yours, and send the request again "
+        "later; requests with a valid key are not slowed.",
+        retry_after_s=retry_after_s,
     )
 
 

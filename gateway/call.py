@@ -56,6 +56,10 @@ class Principal:
     """Whether the key is trusted to name the end user of each call."""
     subjects: tuple[Subject, ...] = ()
     """Those of organisation, team, user and key that have limits."""
+    blocked: str = ""
+    """Which of them is blocked, such as `The team 'red'`; empty: none."""
+    by_token: bool = False
+    """Whether it is a user with a token of an identity provider, who has no key: `key_id` only names the calls."""
 
     def may_use(self, alias: str) -> bool:
         return self.aliases is None or alias in self.aliases

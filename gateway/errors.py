@@ -14,7 +14,13 @@ PaddockError                     status  type
 │   ├── StreamLimit              400       code websocket_stream_limit_reached
 │   └── UnsupportedParameter     400       code unsupported_parameter
 ├── AuthenticationFailed         401     authentication_error
+│   ├── KeyMissing               401     code invalid_api_key
+│   ├── KeyExpired               401     code expired_api_key
+│   └── TokenNotAccepted         401     code token_not_accepted
 ├── PermissionDenied             403     permission_error
+│   ├── KeyBlocked               403     code blocked
+│   ├── NetworkNotAllowed        403     code network_not_allowed
+│   └── RoleNotAllowed           403     code role_not_allowed
 ├── NotFound                     404     not_found_error
 │   ├── ModelNotFound            404       code model_not_found
 │   ├── ResponseNotFound         404       code response_not_found
@@ -25,12 +31,14 @@ PaddockError                     status  type
 ├── QueueFull                    429     rate_limit_error
 │   ├── TooManyStreams           429       code too_many_streams
 │   ├── TooManySockets           429       code too_many_sockets
+│   ├── TooManyFailures          429       code too_many_failed_authentications
 │   └── TooManyRequests          429       code too_many_requests
 ├── HeldTooMuch                  429     rate_limit_error   code memory_share_taken
 ├── Unavailable                  503     unavailable_error
 │   ├── QueueTimeout             503       code queue_timeout
 │   ├── StoreUnavailable         503       code store_unavailable
 │   ├── AccountsUnavailable      503       code accounts_unavailable
+│   ├── ProviderUnavailable      503       code provider_unavailable
 │   ├── RequestTimeout           503       code request_timeout
 │   ├── NoWorker                 503       code no_worker
 │   ├── Unsuited                 503       code unsuited
@@ -163,10 +171,44 @@ class AuthenticationFailed(PaddockError):
     code = "invalid_api_key"
 
 
+class KeyMissing(AuthenticationFailed):
+    """The request has no API key, or more than one in headers of the same name."""
+
+
+class KeyExpired(AuthenticationFailed):
+    """The API key was valid once: it has expired, or was replaced by another one."""
+
+    code = "expired_api_key"
+
+
+class TokenNotAccepted(AuthenticationFailed):
+    """The token is its provider's, but has expired, is for somebody else, or names no user."""
+
+    code = "token_not_accepted"
+
+
 class PermissionDenied(PaddockError):
     status = 403
     type = "permission_error"
     code = "model_not_allowed"
+
+
+class KeyBlocked(PermissionDenied):
+    """The API key is blocked for now, or the user, team or organisation that it belongs to."""
+
+    code = "blocked"
+
+
+class NetworkNotAllowed(PermissionDenied):
+    """The API key may not be used from the caller's address."""
+
+    code = "network_not_allowed"
+
+
+class RoleNotAllowed(PermissionDenied):
+    """The API key's role does not include the route."""
+
+    code = "role_not_allowed"
 
 
 class NotFound(PaddockError):
@@ -238,6 +280,12 @@ class TooManySockets(QueueFull):
     code = "too_many_sockets"
 
 
+class TooManyFailures(QueueFull):
+    """An address has sent too many API keys that are none."""
+
+    code = "too_many_failed_authentications"
+
+
 class HeldTooMuch(PaddockError):
     """The requests of one team or key already hold as much of the gateway's memory as one team or key may."""
 
@@ -262,6 +310,12 @@ class StoreUnavailable(Unavailable):
 
 class AccountsUnavailable(Unavailable):
     code = "accounts_unavailable"
+
+
+class ProviderUnavailable(Unavailable):
+    """The keys of an identity provider were never fetched: its tokens can't be verified."""
+
+    code = "provider_unavailable"
 
 
 class RequestTimeout(Unavailable):

@@ -27,7 +27,9 @@ import uvloop
 from redis.exceptions import RedisError
 
 from accounts.protocol.records import KeysInvalid
+from accounts.protocol.sign_on import SignOnInvalid
 from gateway import __version__
+from gateway.access.proxies import ProxiesInvalid
 from gateway.api.http.websocket_protocol import WebSocketProtocol, connection_bounds, refusal_body
 from gateway.api.intake.disconnect import beside
 from gateway.app import App, build
@@ -263,26 +265,52 @@ def _counts(settings: GatewaySettings, listeners: list[socket.socket]) -> Shared
 
 
 def _listeners(settings: GatewaySettings, held: contextlib.ExitStack) -> list[socket.socket]:
-    """Return the sockets to serve on, before anything else is started: those of `listen_fds` or, without these, one
-    that listens on the port or the Unix socket, whose path is removed at the end of `held`. Raises CannotStart."""
-    host, port = settings.host, settings.port
+    """Return the sockets to serve on, before anything else is started; the one for admins, if there is one, comes last.
+
+    Raises CannotStart."""
+    listeners = _listeners_for_callers(settings, held)
+    if settings.admin_fd:
+        listeners.append(_inherited(settings.admin_fd))
+    elif settings.admin_port:
+        listeners.append(_listener(settings.host, settings.admin_port, "--admin-port"))
+    return listeners
+
+
+def _listeners_for_callers(settings: GatewaySettings, held: contextlib.ExitStack) -> list[socket.socket]:
+    """Return the sockets of `listen_fds` or, without these, one that listens on the port or the Unix socket, whose path
+    is removed at the end of `held`. Raises CannotStart."""
+    if settings.listen_fds:
+        return [_inherited(int(number)) for number in settings.listen_fds.split(",")]
+    if settings.uds is None:
+        return [_listener(settings.host, settings.port, "--port")]
     try:
-        if settings.listen_fds:
-            return [socket.socket(fileno=int(number)) for number in settings.listen_fds.split(",")]
-        if settings.uds is not None:
-            listener = listen_unix(settings.uds, int(settings.uds_mode, 8))
-            held.callback(UnixPath(settings.uds).remove)
-            return [listener]
-        return [listen(host, port, watched=False)]
+        listener = listen_unix(settings.uds, int(settings.uds_mode, 8))
     except PortTaken as error:
-        flag = "--port" if settings.uds is None else "--uds"
-        line = f"{error}; stop what listens there or choose another with {flag}"
-        raise CannotStart(Exit.PORT_TAKEN, line) from None
+        raise _taken(error, "--uds") from None
     except OSError as error:
-        if settings.uds is not None and not settings.listen_fds:
-            raise CannotStart(Exit.USAGE, error.strerror or str(error)) from None
-        where = f"the sockets {settings.listen_fds}" if settings.listen_fds else f"{host} port {port}"
-        raise CannotStart(Exit.USAGE, f"can't listen on {where}: {error.strerror}") from None
+        raise CannotStart(Exit.USAGE, error.strerror or str(error)) from None
+    held.callback(UnixPath(settings.uds).remove)
+    return [listener]
+
+
+def _inherited(descriptor: int) -> socket.socket:
+    try:
+        return socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise CannotStart(Exit.USAGE, f"can't listen on the socket {descriptor}: {error.strerror}") from None
+
+
+def _listener(host: str, port: int, flag: str) -> socket.socket:
+    try:
+        return listen(host, port, watched=False)
+    except PortTaken as error:
+        raise _taken(error, flag) from None
+    except OSError as error:
+        raise CannotStart(Exit.USAGE, f"can't listen on {host} port {port}: {error.strerror}") from None
+
+
+def _taken(error: PortTaken, flag: str) -> CannotStart:
+    return CannotStart(Exit.PORT_TAKEN, f"{error}; stop what listens there or choose another with {flag}")
 
 
 def _client(url: str) -> redis.asyncio.Redis:
@@ -325,7 +353,7 @@ async def _wait_for_redis(client: redis.asyncio.Redis, wait_s: float, stop: asyn
 async def _built(settings: GatewaySettings, client: redis.asyncio.Redis, tracer: Tracer) -> App:
     try:
         return await build(settings, client, tracer)
-    except (CatalogError, KeysInvalid) as error:
+    except (CatalogError, KeysInvalid, ProxiesInvalid, SignOnInvalid) as error:
         raise CannotStart(Exit.USAGE, str(error)) from None
     except OSError as error:
         line = f"the state folder {settings.state_dir} can't be used: {error.strerror}; choose another with --state-dir"

@@ -16,6 +16,15 @@ class GatewaySettings(GatewaySecret):
 
     host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8080
+    admin_port: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=65535,
+            description="port of its own for what is for admins: keys, teams, users, spending, loading of models and "
+            "adapters; on the other port these are a 404; 0: there is no such port",
+        ),
+    ] = 0
     tls_cert: Annotated[
         Path | None,
         Field(
@@ -61,6 +70,14 @@ class GatewaySettings(GatewaySecret):
             "`paddock up` sets; 0: this gateway has the port alone",
         ),
     ] = 0
+    admin_fd: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="descriptor of the socket that listens on admin_port, which `paddock up` sets; 0: host and "
+            "admin_port are listened on",
+        ),
+    ] = 0
     gateway_targets: Annotated[
         str,
         Field(
@@ -95,6 +112,14 @@ class GatewaySettings(GatewaySecret):
             "through one proxy",
         ),
     ] = 0.5
+    trusted_proxies: Annotated[
+        str,
+        Field(
+            description="proxies whose `x-forwarded-for` and `x-forwarded-proto` tell a caller's address and scheme: "
+            "networks such as `10.0.0.0/8` with commas between them, `unix` for whoever connects by the Unix socket; "
+            "empty: nobody's count"
+        ),
+    ] = ""
     accounts_url: Annotated[
         str,
         Field(
@@ -110,6 +135,22 @@ class GatewaySettings(GatewaySecret):
             description="share of max_connections that requests of one key may have under way; further ones get a 429",
         ),
     ] = 0.5
+    usage_stream_max: Annotated[
+        int,
+        Field(
+            ge=16,
+            description="most entries of the stream in which usage of calls travels through Redis, each of 100 calls "
+            "at most; what does not fit waits on the gateways' disks",
+        ),
+    ] = 2000
+    usage_journal_mib: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="most usage of calls that this gateway keeps on disk while the database takes none, MiB (about "
+            "3,000 calls each); further records are dropped, and counted",
+        ),
+    ] = 256
     metrics_key: Annotated[
         str,
         Field(

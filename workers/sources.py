@@ -128,7 +128,10 @@ OTHER_VARIABLES = frozenset({"PADDOCK_BENCH_DIR", "PADDOCK_DIE_WITH_PARENT", "PA
 REDIS_URLS = frozenset({"database_url", "redis_url", "worker_redis_url"})
 """Settings whose value may have a password in it."""
 SECRETS = frozenset(
-    {"api_key", "api_keys", "cache_secret", "gateway_secret", "metrics_key", "otlp_headers", "worker_secret"}
+    {
+        *("api_key", "api_keys", "cache_secret", "gateway_secret", "metrics_key", "oidc", "otlp_headers"),
+        *("webhook_secret", "webhook_url", "worker_secret"),
+    }
 )
 
 S = TypeVar("S", bound=BaseSettings)

@@ -7,11 +7,14 @@ Times are unix seconds; money is in billionths of the currency's unit.
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Float,
     ForeignKey,
     Index,
@@ -23,7 +26,10 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    column,
+    literal_column,
 )
+from sqlalchemy.sql import quoted_name
 
 metadata = MetaData(
     naming_convention={
@@ -39,17 +45,24 @@ SERIAL = BigInteger().with_variant(Integer, "sqlite")
 """The type of a number that the database counts up by itself."""
 
 
-def _times() -> tuple[Column[float], Column[float]]:
-    return Column("created_at", Float, nullable=False), Column("updated_at", Float, nullable=False)
+def _of_record() -> tuple[Column[Any], ...]:
+    """Return what each table of records has. `version`: number of the record's last change in `audit`. `applied`: the
+    record was declared by a file (`paddock apply`), and so may be deleted once the file lacks it."""
+    return (
+        Column("record", Text, nullable=False),
+        Column("metadata", JSON, nullable=False, default=dict),
+        Column("version", BigInteger, nullable=False),
+        Column("applied", Boolean, nullable=False, default=False),
+        Column("created_at", Float, nullable=False),
+        Column("updated_at", Float, nullable=False),
+    )
 
 
 organisations = Table(
     "organisations",
     metadata,
     Column("name", NAME, primary_key=True),
-    Column("record", Text, nullable=False),
-    Column("metadata", JSON, nullable=False, default=dict),
-    *_times(),
+    *_of_record(),
 )
 
 teams = Table(
@@ -57,9 +70,7 @@ teams = Table(
     metadata,
     Column("name", NAME, primary_key=True),
     Column("organisation", NAME, ForeignKey("organisations.name"), nullable=False, index=True),
-    Column("record", Text, nullable=False),
-    Column("metadata", JSON, nullable=False, default=dict),
-    *_times(),
+    *_of_record(),
 )
 
 users = Table(
@@ -67,10 +78,8 @@ users = Table(
     metadata,
     Column("name", LONG_NAME, primary_key=True),
     Column("email", String(320), nullable=False, default="", index=True),
-    Column("record", Text, nullable=False),
-    Column("metadata", JSON, nullable=False, default=dict),
     Column("last_login_at", Float),
-    *_times(),
+    *_of_record(),
 )
 
 memberships = Table(
@@ -89,21 +98,19 @@ api_keys = Table(
     Column("sha256", String(64), nullable=False, unique=True),
     Column("team", NAME, ForeignKey("teams.name"), nullable=False, index=True),
     Column("user", LONG_NAME, nullable=False, default="", index=True),
-    Column("record", Text, nullable=False),
-    Column("metadata", JSON, nullable=False, default=dict),
     Column("created_by", LONG_NAME, nullable=False, default=""),
-    Column("rotation_id", String(128), nullable=False, default=""),
+    Column("request", String(160), nullable=False, default=""),
     Column("last_used_at", Float),
-    *_times(),
+    *_of_record(),
 )
-"""API keys. `rotation_id`: idempotency key of the last rotation, so that one whose reply was lost can be repeated."""
+"""API keys. `request`: idempotency key of the request that made the key or rotated it last, so that one whose reply was
+lost can be repeated. `last_used_at`: of calls whose usage is no longer kept."""
 
 aliases = Table(
     "aliases",
     metadata,
     Column("name", LONG_NAME, primary_key=True),
-    Column("record", Text, nullable=False),
-    *_times(),
+    *_of_record(),
 )
 
 prices = Table(
@@ -143,6 +150,21 @@ audit = Table(
 )
 """Every change of access, never changed itself. `hash` covers the row and `previous_hash`, so rows form a chain."""
 
+
+def _unlike(name: str, value: str) -> ColumnElement[bool]:
+    # Quoted: PostgreSQL has a function `user`. A migration is written on SQLite, which has none.
+    return column(quoted_name(name, quote=True)) != literal_column(f"'{value}'")
+
+
+MOSTLY = {"user": _unlike("user", ""), "end_user": _unlike("end_user", ""), "outcome": _unlike("outcome", "ok")}
+"""Column of `usage` that has one value in most rows -> the condition that leaves those out of its index. A query uses
+the index only if it has the same condition, word for word."""
+
+
+def _index_where(name: str, condition: ColumnElement[bool]) -> Index:
+    return Index(None, name, "ended_at", "id", sqlite_where=condition, postgresql_where=condition)
+
+
 usage = Table(
     "usage",
     metadata,
@@ -173,9 +195,8 @@ usage = Table(
     Column("trace_id", String(32), nullable=False),
     UniqueConstraint("process", "number"),
     Index(None, "ended_at", "id"),
-    Index(None, "team", "ended_at", "id"),
-    Index(None, "key", "ended_at", "id"),
-    Index(None, "user", "ended_at", "id"),
+    *(Index(None, name, "ended_at", "id") for name in ("team", "key", "alias", "model", "request_id")),
+    *(_index_where(name, condition) for name, condition in MOSTLY.items()),
 )
 """One row per call, in the order in which they were written."""
 
@@ -201,6 +222,7 @@ usage_hours = Table(
     Column("adapter", LONG_NAME, nullable=False),
     *_sums(),
     PrimaryKeyConstraint("hour", "organisation", "team", "key", "user", "alias", "model", "adapter"),
+    sqlite_with_rowid=False,
 )
 """Sums per hour (unix time of its begin) and whoever called what."""
 
@@ -213,8 +235,22 @@ usage_days = Table(
     Column("model", LONG_NAME, nullable=False),
     *_sums(),
     PrimaryKeyConstraint("day", "organisation", "team", "model"),
+    sqlite_with_rowid=False,
 )
 """Sums per day (unix time of its begin, UTC), team and model: small enough for a year of charge-back."""
+
+usage_months = Table(
+    "usage_months",
+    metadata,
+    Column("month", BigInteger, nullable=False),
+    Column("organisation", NAME, nullable=False),
+    Column("team", NAME, nullable=False),
+    Column("model", LONG_NAME, nullable=False),
+    *_sums(),
+    PrimaryKeyConstraint("month", "organisation", "team", "model"),
+    sqlite_with_rowid=False,
+)
+"""The same per month: a month of a thousand teams is summed up in milliseconds."""
 
 usage_end_users = Table(
     "usage_end_users",
@@ -224,6 +260,7 @@ usage_end_users = Table(
     Column("end_user", LONG_NAME, nullable=False),
     *_sums(),
     PrimaryKeyConstraint("day", "team", "end_user"),
+    sqlite_with_rowid=False,
 )
 """Sums per day of the end users that trusted keys named."""
 
@@ -237,10 +274,11 @@ budget_periods = Table(
     Column("begins_at", BigInteger, nullable=False),
     Column("ends_at", BigInteger, nullable=False),
     Column("spent_nano", BigInteger, nullable=False, default=0),
-    Column("warned", Float, nullable=False, default=0.0),
+    Column("warned", JSON, nullable=False, default=list),
     PrimaryKeyConstraint("kind", "subject", "period", "time_zone", "begins_at"),
 )
-"""The money that a subject with a budget has spent per period, and the highest share it was warned of."""
+"""The money that a subject with a budget has spent per period. `warned`: the amounts (in billionths) at whose passing
+was warned; each belongs to a threshold of a budget."""
 
 webhooks = Table(
     "webhooks",

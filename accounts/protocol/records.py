@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from ipaddress import ip_network
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -77,7 +78,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 NO_LIMITS = Limits()
 
 
-class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The record of one key, in the settings (`api_keys`) and in Redis (`pd:keys`)."""
 
     name: Name
@@ -118,6 +119,15 @@ class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     names_end_users: bool = False
     """Whether the key is trusted to name the end user of each call, whose usage is then counted apart."""
     limits: Limits = NO_LIMITS
+
+    def __post_init__(self) -> None:
+        for network in self.networks:
+            try:
+                ip_network(network, strict=False)
+            except ValueError:
+                raise ValueError(
+                    f"networks: {network!r} is no network; write `10.1.0.0/16` or `2001:db8::/32`"
+                ) from None
 
     @property
     def granted_role(self) -> Role:
@@ -244,6 +254,11 @@ def open_record(value: bytes | str, secret: str) -> AccessRecord:
 
     Raises NotSealed, a ValueError, if the seal is wrong, and ValueError if the value is not a record."""
     return decode_record(_opened(value, secret))
+
+
+def opened_record(value: bytes) -> AccessRecord:
+    """Return the record in a value that `open_record` has opened before, without checking its seal again."""
+    return decode_record(value[value.index(b" ") + 1 :])
 
 
 def open_subject(value: bytes | str, secret: str) -> SubjectRecord:

@@ -8,10 +8,11 @@ import json
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
-from accounts.protocol.records import AccessRecord, digest, seal_record
+from accounts.protocol import changes
+from accounts.protocol.records import AccessRecord, digest
 from benchmarks.soak.fleet import EMBEDDER, INFILLER, TOY
 from benchmarks.soak.visitor import Refused, Surprise, Visitor, events, is_last
-from workers.protocol import keys
+from workers.redis.link import run_command
 
 Deed = Callable[[Visitor], Awaitable[None]]
 
@@ -242,7 +243,7 @@ async def bad_requests(visitor: Visitor) -> None:
     for path, body, status in visitor.chance.sample(wrong, 4):
         await visitor.refuses("POST", path, body, status)
     visitor.key = "pk-nobody"
-    await visitor.refuses("POST", CHAT, chat(visitor), 401)
+    await visitor.refuses("POST", CHAT, chat(visitor), 401, 429)
 
 
 async def oversized(visitor: Visitor) -> None:
@@ -255,11 +256,11 @@ async def key_changes(visitor: Visitor) -> None:
     number = visitor.chance.randrange(20)
     secret = hashlib.sha256(str(visitor.chance.random()).encode()).hexdigest()
     made = AccessRecord(name=f"passing-{number}", team=f"team-{number}", sha256=digest(secret))
-    record = seal_record(made, visitor.fleet.stack.gateway_secret)
-    await visitor.fleet.client.hset(keys.ACCESS_KEYS, f"passing-{number}", record)
-    await asyncio.sleep(3.5)
+    added = changes.put(made, visitor.fleet.stack.gateway_secret)
+    await run_command(visitor.fleet.client, changes.command([added]))
+    await asyncio.sleep(1.5)
     visitor.key = secret
     try:
-        await visitor.post(CHAT, chat(visitor), allowed=(401,))
+        await visitor.post(CHAT, chat(visitor), allowed=(401, 429))
     finally:
-        await visitor.fleet.client.hdel(keys.ACCESS_KEYS, f"passing-{number}")
+        await run_command(visitor.fleet.client, changes.command([changes.delete(added.member)]))

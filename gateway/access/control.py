@@ -4,21 +4,33 @@ has under way.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import sys
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from enum import Enum
-from time import monotonic, thread_time
+from functools import partial
 from typing import NamedTuple
 
 from starlette.types import Scope
 
-from gateway.access.keys import Keys
+from accounts.protocol.records import Role
+from gateway.access.brakes import Brakes
+from gateway.access.keys import Keys, credential_of, key_in
+from gateway.access.proxies import TrustedProxies
+from gateway.access.team_starts import TeamStarts
+from gateway.access.tokens import Tokens
 from gateway.back_pressure import too_many_requests
 from gateway.call import Principal
-from gateway.errors import PermissionDenied
+from gateway.errors import (
+    AuthenticationFailed,
+    KeyBlocked,
+    KeyMissing,
+    PermissionDenied,
+    RoleNotAllowed,
+    TokenNotAccepted,
+)
+from gateway.telemetry.end_user import EndUser
 from gateway.telemetry.request_log import RequestLog
 
 COUNTED = "paddock.counted_key"
@@ -27,94 +39,10 @@ COUNTED = "paddock.counted_key"
 NOBODY = Principal("", "", frozenset(), admin=False)
 """The caller of a request that needs no API key."""
 
-STARTS_PER_TURN = 4
-"""Maximum number of a team's requests that begin per turn of the event loop; others wait. Each takes 0.1 ms or more."""
-
-
-LONG_TURN_S = 0.002
-"""Processor seconds of a turn after which fewer requests of each team begin in the next, down to one."""
-REST_FACTOR, MAX_REST_S = 2.0, 0.05
-"""Length of the pause of a waiting team after a long turn, while other teams ask, as a multiple of the seconds that the
-turn took; and its maximum."""
-CONTESTED_S = 1.0
-"""Seconds for which several teams count as asking after two of them asked in turn."""
-
-
-class TeamStarts:
-    """Lets a few requests of each team begin per turn of the event loop, so that no team's burst delays the others.
-
-    Reading a body can take milliseconds, and hundreds of them came at once. So the number of starts falls while turns
-    take long, and a team that waits rests after a long turn while other teams ask."""
-
-    def __init__(self, per_turn: int = STARTS_PER_TURN) -> None:
-        self._most = self._per_turn = per_turn
-        self._begun: Counter[str] = Counter()
-        """Requests that have begun in this turn of the loop, by team."""
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        self._last_team = ""
-        self._contested_until = 0.0
-        """time.monotonic() until which more than one team counts as asking."""
-        self._rest_until: dict[str, float] = {}
-        """Team whose waiting requests rest -> time.monotonic() until then."""
-        self._turn_began: float | None = None
-        """thread_time() when this turn began; None: nothing began in the last one."""
-        self._next: asyncio.Handle | None = None
-        """The callback that begins the next turn."""
-
-    async def start(self, team: str) -> None:
-        """Wait until a request of the team may begin: at most a few begin in one turn of the event loop."""
-        if team != self._last_team:
-            if self._last_team:
-                self._contested_until = monotonic() + CONTESTED_S
-            self._last_team = team
-        if team not in self._waiting and self._begun[team] < self._most:
-            self._turn_soon()
-            self._begun[team] += 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(team, deque()).append(turn)
-        await turn
-
-    def _turn_soon(self) -> None:
-        if self._turn_began is None:
-            if self._next is not None:
-                self._next.cancel()
-            self._turn_began = thread_time()
-            self._next = asyncio.get_running_loop().call_soon(self._turn)
-
-    def _turn(self) -> None:
-        now = monotonic()
-        self._next = None
-        if self._turn_began is not None:
-            self._learn(thread_time() - self._turn_began, now)
-            self._turn_began = None
-        self._begun.clear()
-        self._rest_until = {team: until for team, until in self._rest_until.items() if until > now}
-        for team, waiting in list(self._waiting.items()):
-            while waiting and self._begun[team] < self._per_turn and team not in self._rest_until:
-                turn = waiting.popleft()
-                if not turn.done():
-                    turn.set_result(None)
-                    self._begun[team] += 1
-            if not waiting:
-                del self._waiting[team]
-        if self._begun:
-            self._turn_soon()
-        elif self._waiting:
-            rest_s = min(self._rest_until.values()) - now
-            self._next = asyncio.get_running_loop().call_later(rest_s, self._turn)
-
-    def _learn(self, took_s: float, now: float) -> None:
-        """Adapt the number of starts to what the last turn took; let teams rest that began half of its requests."""
-        if took_s <= LONG_TURN_S:
-            self._per_turn = min(self._most, self._per_turn + 1)
-            return
-        self._per_turn = max(1, self._per_turn // 2)
-        if now < self._contested_until:
-            until, total = now + min(REST_FACTOR * took_s, MAX_REST_S), self._begun.total()
-            for team, num_begun in self._begun.items():
-                if team in self._waiting and 2 * num_begun >= total:
-                    self._rest_until[team] = until
+MISSING = "missing"
+"""The reason of a failed authentication without any key; others are the errors' codes."""
+METRICS: Role = "metrics"
+"""The role whose keys open the routes of metrics, and no other."""
 
 
 class Access(Enum):
@@ -129,11 +57,16 @@ OPEN, KEY, ADMIN = Access
 
 
 class RouteToken(NamedTuple):
-    """A token that opens one route. An admin's API key opens the route as well; other keys do not."""
+    """A token that opens one route. The API keys of some roles open the route as well; others do not."""
 
     token: str
     refusal: str
-    """Error message for callers whose API key is no admin's."""
+    """Error message for callers whose API key has another role."""
+    roles: frozenset[Role] = frozenset({"admin"})
+
+
+def _ignore(reason: str) -> None:
+    """Do nothing: the default for `failed`."""
 
 
 class AccessControl:
@@ -141,35 +74,63 @@ class AccessControl:
     connections."""
 
     def __init__(
-        self, keys: Keys, most_per_key: int = sys.maxsize, tokens: Mapping[str, RouteToken] | None = None
+        self,
+        keys: Keys,
+        most_per_key: int = sys.maxsize,
+        tokens: Mapping[str, RouteToken] | None = None,
+        proxies: TrustedProxies | None = None,
+        brakes: Brakes | None = None,
+        failed: Callable[[str], None] = _ignore,
+        people: Tokens | None = None,
     ) -> None:
-        """`most_per_key`: maximum requests of one key under way; more are refused. `tokens`: path -> route's token."""
+        """`most_per_key`: maximum requests of one key under way; more are refused. `tokens`: path -> route's token.
+        `failed` is called for each request that is refused for its key, with the error's code, or `missing`.
+        `people` authenticates tokens of identity providers; None: there are none."""
         self._keys = keys
         self._most_per_key = most_per_key
         self._tokens = tokens or {}
+        self.proxies = proxies or TrustedProxies()
+        self._brakes = brakes or Brakes()
+        self._failed = failed
+        self._people = people
         self._under_way: Counter[str] = Counter()
         self.starts = TeamStarts()
 
     def authenticate(self, scope: Scope) -> Principal:
-        """Return the holder of the API key in the headers. Raises AuthenticationFailed."""
-        return self._keys.authenticate(scope["headers"])
+        """Return the holder of the API key, token or session cookie in the headers.
+
+        Raises AuthenticationFailed, PermissionDenied (also if the key is for metrics only), ProviderUnavailable."""
+        principal = self._known_holder(scope)
+        if principal.role == METRICS:
+            raise RoleNotAllowed(
+                f"This API key reads metrics, and may not call {scope['method']} {scope['path']}. Use another key."
+            )
+        return principal
 
     async def identify(self, scope: Scope, request_log: RequestLog, access: Access) -> Principal:
         """Return the request's caller. If that takes an API key, note the caller in the request's log, and wait until
         the request may begin. Call `end` when the request is over, even if this raised an error.
 
-        Raises AuthenticationFailed, PermissionDenied, TooManyRequests."""
-        if access is not KEY:
-            if (token := self._tokens.get(scope["path"])) is not None:
-                return self._holder(scope, token)
-            if access is OPEN:
-                return NOBODY
-        principal = self._keys.authenticate(scope["headers"])
+        Raises AuthenticationFailed, PermissionDenied, ProviderUnavailable, TooManyRequests, TooManyFailures."""
+        try:
+            if access is not KEY:
+                if (token := self._tokens.get(scope["path"])) is not None:
+                    return self._holder_for(scope, token)
+                if access is OPEN:
+                    return NOBODY
+            if self._people is not None and (key := credential_of(scope)) is not None:
+                await self._people.prepare(key)
+            principal = self.authenticate(scope)
+        except (AuthenticationFailed, PermissionDenied) as error:
+            await self._refused(scope, request_log, error)
+            raise
         request_log.asked_by(principal)
+        if principal.names_end_users:
+            request_log.ignored.end_user = EndUser(scope["headers"])
         self._begin(scope, principal.key_id)
         await self.starts.start(principal.team)
         if access is ADMIN and not principal.admin:
-            raise PermissionDenied(
+            raise RoleNotAllowed(
                 f"Only an admin's API key may call {scope['method']} {scope['path']}. Ask the operator."
             )
         return principal
@@ -189,13 +150,43 @@ class AccessControl:
         scope[COUNTED] = key_id
         self._under_way[key_id] += 1
 
-    def _holder(self, scope: Scope, token: RouteToken) -> Principal:
-        """Return NOBODY if the request has the route's token, else the admin whose API key it has. Such requests do not
-        count as under way."""
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if hmac.compare_digest(given, b"Bearer " + token.token.encode()):
-            return NOBODY
-        principal = self.authenticate(scope)
-        if not principal.admin:
-            raise PermissionDenied(token.refusal)
+    def _known_holder(self, scope: Scope) -> Principal:
+        key = credential_of(scope)
+        if self._people is not None and key is not None and self._people.takes(key):
+            principal = self._people.authenticate(key)
+        else:
+            principal = self._keys.holder_of(key, partial(self.proxies.address_of, scope))
+        if principal.blocked:
+            raise KeyBlocked(f"{principal.blocked} is blocked, and so is this caller. Ask whoever runs this gateway.")
         return principal
+
+    def _holder_for(self, scope: Scope, token: RouteToken) -> Principal:
+        """Return NOBODY if the request has the route's token, else the holder of its API key, if that has one of the
+        route's roles. Such requests do not count as under way."""
+        if hmac.compare_digest(key_in(scope["headers"]) or b"", token.token.encode()):
+            return NOBODY
+        principal = self._known_holder(scope)
+        if principal.role not in token.roles:
+            raise RoleNotAllowed(token.refusal)
+        return principal
+
+    async def _refused(
+        self, scope: Scope, request_log: RequestLog, error: AuthenticationFailed | PermissionDenied
+    ) -> None:
+        """Note a refusal, with the key's name if it is known; if not, slow down whoever tries keys.
+
+        Raises TooManyFailures."""
+        key = None if isinstance(error, KeyMissing) else credential_of(scope)
+        if key is None:
+            self._failed(MISSING)
+            return
+        self._failed(error.code or error.type)
+        if (principal := self._keys.known(key)) is not None:
+            request_log.asked_by(principal)
+            return
+        if isinstance(error, TokenNotAccepted | PermissionDenied):
+            return  # a provider has signed the token: nobody tries keys
+        address = self.proxies.address_of(scope)
+        if delay_s := self._brakes.failed(address):
+            request_log.closes = True  # the next try takes a connection of its own
+            await self._brakes.delay(address, delay_s)

@@ -31,27 +31,43 @@ class Directory:
         self._users: dict[str, UserRecord] = {}
         self._aliases: dict[str, Subject] = {}
 
-    def replace(self, records: Iterable[SubjectRecord]) -> None:
-        """Replace all records."""
-        self._organisations, self._teams, self._users, self._aliases = {}, {}, {}, {}
-        self.prices = PriceListRecord()
-        for record in records:
-            match record:
-                case OrganisationRecord():
-                    self._organisations[record.name] = record
-                case TeamRecord():
-                    self._teams[record.name] = record
-                case UserRecord():
-                    self._users[record.name] = record
-                case AliasRecord():
-                    self._aliases[record.name] = Subject("alias", record.name, record.limits)
-                case PriceListRecord():
-                    self.prices = record
+    def put(self, record: SubjectRecord) -> None:
+        """Add a record, or replace the one of its kind and name."""
+        match record:
+            case OrganisationRecord():
+                self._organisations[record.name] = record
+            case TeamRecord():
+                self._teams[record.name] = record
+            case UserRecord():
+                self._users[record.name] = record
+            case AliasRecord():
+                self._aliases[record.name] = Subject("alias", record.name, record.limits)
+            case PriceListRecord():
+                self.prices = record
+        self.version += 1
+
+    def remove(self, record: SubjectRecord) -> None:
+        """Forget the record of this kind and name."""
+        match record:
+            case OrganisationRecord():
+                self._organisations.pop(record.name, None)
+            case TeamRecord():
+                self._teams.pop(record.name, None)
+            case UserRecord():
+                self._users.pop(record.name, None)
+            case AliasRecord():
+                self._aliases.pop(record.name, None)
+            case PriceListRecord():
+                self.prices = PriceListRecord()
         self.version += 1
 
     def alias(self, name: str) -> Subject | None:
         """Return the subject that counts for all calls of a model name; None: the name has no limits."""
         return self._aliases.get(name)
+
+    def user(self, name: str) -> UserRecord | None:
+        """Return the record of a user; None: there is none."""
+        return self._users.get(name)
 
     def principal(self, record: AccessRecord) -> Principal:
         """Return the holder of the key."""
@@ -72,7 +88,20 @@ class Directory:
             role=role,
             names_end_users=record.names_end_users,
             subjects=self._subjects(record, team),
+            blocked=self._blocked(record, team),
         )
+
+    def _blocked(self, record: AccessRecord, team: TeamRecord) -> str:
+        organisation, user = self._organisations.get(team.organisation), self._users.get(record.user)
+        if record.blocked:
+            return f"The key {record.name!r}"
+        if user is not None and user.blocked:
+            return f"The user {user.name!r}"
+        if team.blocked:
+            return f"The team {team.name!r}"
+        if organisation is not None and organisation.blocked:
+            return f"The organisation {organisation.name!r}"
+        return ""
 
     def _most_tokens(self, record: AccessRecord, team: TeamRecord) -> Iterable[int | None]:
         return (subject.limits.max_tokens for subject in self._subjects(record, team))

@@ -5,22 +5,22 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import secrets
 import tempfile
 from pathlib import Path
 
 import redis.asyncio
 from redis.exceptions import ResponseError
 
-from accounts.protocol.records import FIRST_KEY_NAME, AccessRecord, first_record, is_bare, open_record, seal_record
+from accounts.protocol import changes
+from accounts.protocol.key_format import new_key
+from accounts.protocol.records import FIRST_KEY_NAME, AccessRecord, first_record, is_bare, open_record
 from gateway.store.outage import is_of_one_name
 from workers.protocol import keys
+from workers.redis.link import run_command
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "first-key"
-PREFIX = "pk-"
-NUM_RANDOM_BYTES = 32
 
 
 def path_in(state_dir: Path) -> Path:
@@ -43,7 +43,7 @@ async def settle(redis: redis.asyncio.Redis, secret: str, preset: str, state_dir
     path = path_in(state_dir)
     own = preset or read_file(path)
     if not own:
-        own = PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
+        own = new_key()
         _write_new(path, own)
     return first_record(own)
 
@@ -57,7 +57,7 @@ async def _settle(redis: redis.asyncio.Redis, secret: str, preset: str, state_di
         return await _offer_found(redis, secret, first_record(found), path)
     if (held := await _read_redis(redis, secret)) is not None:
         return _yield_to(held, path)
-    made = PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
+    made = new_key()
     if not _write_new(path, made):
         # Another gateway with this state folder was faster.
         return await _offer_found(redis, secret, first_record(read_file(path) or made), path)
@@ -73,7 +73,7 @@ async def _replace(redis: redis.asyncio.Redis, secret: str, record: AccessRecord
     held = await _read_redis(redis, secret)
     if held is not None and held.sha256 != record.sha256:
         log.warning("the preset API key replaces the first key in Redis, which is valid no more")
-    await redis.hset(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(record, secret))
+    await run_command(redis, changes.command([changes.put(record, secret)]))
     return record
 
 
@@ -92,9 +92,8 @@ async def _offer(redis: redis.asyncio.Redis, secret: str, record: AccessRecord) 
     """Write the first key's record to Redis unless Redis has one, and return the record that is valid then."""
     value = await redis.hget(keys.ACCESS_KEYS, FIRST_KEY_NAME)
     if value is not None and is_bare(value):
-        await redis.hset(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(record, secret))
-        return record
-    if await redis.hsetnx(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(record, secret)):
+        return await _replace(redis, secret, record)
+    if await run_command(redis, changes.command([changes.offer(record, secret)])) == [1]:
         return record
     return await _read_redis(redis, secret) or record
 

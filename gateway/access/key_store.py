@@ -1,45 +1,113 @@
-"""Reads the valid keys from Redis every few seconds, so that all gateways accept the same keys."""
+"""Keeps the valid keys, and all that a key's rights depend on, as Redis and the settings have them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 
 import redis.asyncio
-from redis.exceptions import RedisError, ResponseError
 
-from accounts.protocol.records import FIRST_KEY_NAME, AccessRecord, open_record, seal_record
+from accounts.protocol import changes
+from accounts.protocol.records import (
+    FIRST_KEY_NAME,
+    AccessRecord,
+    SubjectRecord,
+    open_record,
+    open_subject,
+    opened_record,
+    subject_field,
+)
+from gateway.access.directory import Directory
 from gateway.access.keys import Keys
+from gateway.access.record_reader import POLL_S, RecordReader
 from gateway.store.outage import Outage, Unreadable, raise_if_cancelled
-from gateway.store.packed import OF_ANOTHER_TYPE, Pauses, unpacked_keys, unpacked_texts
-from gateway.store.scripts import load_members_script
 from gateway.telemetry.metrics import Unread
 from workers.process.ticks import wait_tick
-from workers.protocol import keys
-from workers.redis.link import long_commands_of
+from workers.redis.link import run_command
 
-REREAD_S = 3.0
-LONGEST_BYTES = 1 << 20
-"""Maximum bytes of a key's record. Of a longer one only the beginning is read, which does not make a valid key."""
-AT_ONCE = 64
-"""Number of records to handle before checking whether the event loop needs a turn."""
-NO_BOUND = 1 << 40
-"""Value that stands for no limit on the records and bytes that one call reads: no caller can write records."""
+FIRST = FIRST_KEY_NAME.encode()
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    value: bytes
-    record: AccessRecord | None
-    error: str | None
-    """Why the value is not a valid key; None: it is valid."""
+class KeyCopy:
+    """The keys in Redis. Names that the settings have are left out."""
+
+    def __init__(self, target: Keys, secret: str, own_names: Collection[str], unreadable: Unreadable) -> None:
+        self._target = target
+        self._index = target.index
+        self._secret = secret
+        self._own_names = own_names
+        self._unreadable = unreadable
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def names(self) -> Iterator[list[bytes]]:
+        return self._index.names()
+
+    def put(self, name: bytes, value: bytes) -> None:
+        if self._index.value(name) == value and self._index.is_valid(name):
+            return
+        record: AccessRecord | None = None
+        try:
+            record = open_record(value, self._secret)
+            if record.name.encode() != name:
+                raise ValueError(f"it is the record of the key {record.name!r}")
+        except ValueError as error:
+            record = None
+            self._unreadable.skip(Unread.KEYS, name, error)
+        else:
+            if record.name in self._own_names:
+                record = None
+        self._target.put(name, value, record)
+
+    def remove(self, name: bytes) -> None:
+        self._target.remove(name)
+
+
+class SubjectCopy:
+    """The subjects in Redis. One whose new record can't be read keeps the last one: without it there were no limits."""
+
+    def __init__(self, target: Directory, secret: str, unreadable: Unreadable) -> None:
+        self._target = target
+        self._secret = secret
+        self._unreadable = unreadable
+        self._values: dict[bytes, bytes] = {}
+        """Field -> what Redis has there."""
+        self._records: dict[bytes, SubjectRecord] = {}
+        """Field -> the last record in it that was valid."""
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def names(self) -> Iterator[list[bytes]]:
+        yield list(self._values)
+
+    def put(self, name: bytes, value: bytes) -> None:
+        if self._values.get(name) == value and name in self._records:
+            return
+        self._values[name] = value
+        try:
+            record = open_subject(value, self._secret)
+            if subject_field(record).encode() != name:
+                raise ValueError(f"it is the record of {subject_field(record)!r}")
+        except ValueError as error:
+            self._unreadable.skip(Unread.SUBJECTS, name, error)
+            return
+        self._records[name] = record
+        self._target.put(record)
+
+    def remove(self, name: bytes) -> None:
+        self._values.pop(name, None)
+        record = self._records.pop(name, None)
+        if record is not None:
+            self._target.remove(record)
 
 
 class KeyStore:
-    """Reads the valid keys: the records of the settings, and those in Redis that are sealed with the gateway secret.
-    If a name is in both, the settings' record is valid. While Redis is away, the last records stay valid.
+    """Keeps `Keys` and their `Directory` as Redis has them: records that are sealed with the gateway secret. A name in
+    the settings beats the same in Redis. While Redis is away, the last records stay valid.
 
     If Redis has lost its data, a gateway writes the first key (the record named `first`) as it last knew it. Other
-    keys that were only in Redis are lost."""
+    keys that were only in Redis are lost there, unless the accounts service has them."""
 
     def __init__(
         self,
@@ -51,67 +119,43 @@ class KeyStore:
         unreadable: Unreadable | None = None,
     ) -> None:
         """`fixed`: the records of the settings. `unreadable` counts records in Redis that can't be read or are not
-        sealed with `secret`; their keys are not valid."""
-        self._unreadable = unreadable or Unreadable()
+        sealed with `secret`: such keys are not valid."""
+        unreadable = unreadable or Unreadable()
+        own_names = frozenset(record.name for record in fixed)
         self._redis = redis
-        self._commands = long_commands_of(redis)
         self._secret = secret
         self._target = target
-        self._fixed = {record.name: record for record in fixed}
+        self._fixed = fixed
         self._first = first
-        self._source = load_members_script().source
-        self._opened: dict[bytes, _Opened] | None = None
-        """Name -> the value last read from Redis, with the record in it. An unchanged value is not decoded again."""
-        self._found: dict[str, AccessRecord] = {}
+        self._stands_in = False
+        """Whether the first key is valid though Redis has no valid record of it."""
+        of_keys = KeyCopy(target, secret, own_names, unreadable)
+        self._reader = RecordReader(redis, of_keys, SubjectCopy(target.directory, secret, unreadable))
+        target.replace(fixed)
 
     async def refresh(self) -> None:
-        """Read the keys in Redis once; if some have changed, replace the valid keys. Raises redis.RedisError if Redis
-        is away."""
-        opened, has_changed = dict[bytes, _Opened](), self._opened is None
-        before, pauses = self._opened or {}, Pauses()
-        texts = unpacked_texts(await self._read(pauses))
-        next(texts)  # the cursor to go on from: not needed, as one call reads all
-        for number, (name, value) in enumerate(zip(texts, texts, strict=True)):
-            known = before.get(name)
-            if known is None or known.value != value:
-                known, has_changed = self._open(value), True
-            opened[name] = known
-            if known.error is not None:
-                self._unreadable.skip(Unread.KEYS, name, known.error)
-            if number % AT_ONCE == 0:
-                await pauses.rest()
-        if has_changed or len(opened) != len(before):
-            self._found = {one.record.name: one.record for one in opened.values() if one.record is not None}
-            self._first = self._found.get(FIRST_KEY_NAME, self._first)
-            self._target.replace(({FIRST_KEY_NAME: self._first} | self._found | self._fixed).values())
-        self._opened = opened
-        if FIRST_KEY_NAME not in self._found:
-            await self._redis.hsetnx(keys.ACCESS_KEYS, FIRST_KEY_NAME, seal_record(self._first, self._secret))
-
-    async def _read(self, pauses: Pauses) -> bytes:
-        """Return all names and records in Redis, packed into bytes (lua/members.lua). One call reads them all: a scan
-        in several calls could miss some if a failover changed the server in between."""
-        call = ("EVAL", self._source, 1, keys.ACCESS_KEYS, "hash", LONGEST_BYTES, NO_BOUND, NO_BOUND, "0")
-        (answer,) = await self._commands.ask(call)
-        pauses.begin()
-        if isinstance(answer, RedisError):
-            raise answer
-        ((what, packed),) = unpacked_keys(answer)
-        if what == OF_ANOTHER_TYPE:
-            raise ResponseError(packed.decode())
-        return packed
-
-    def _open(self, value: bytes) -> _Opened:
+        """Take what has changed in Redis. Raises redis.RedisError or OSError if Redis is away."""
         try:
-            return _Opened(value, open_record(value, self._secret), None)
-        except ValueError as error:
-            return _Opened(value, None, str(error))
+            await self._reader.read()
+        finally:
+            self._keep_first()
+        if self._target.index.value(FIRST) is None:
+            await run_command(self._redis, changes.command([changes.offer(self._first, self._secret)]))
+
+    def _keep_first(self) -> None:
+        index = self._target.index
+        is_there = index.is_valid(FIRST)
+        if is_there and (value := index.value(FIRST)) is not None:
+            self._first = opened_record(value)
+        if self._stands_in == is_there:
+            self._stands_in = not is_there
+            self._target.replace((self._first, *self._fixed) if self._stands_in else self._fixed)
 
     async def run(self) -> None:
-        """Refresh the keys every REREAD_S seconds until cancelled."""
+        """Refresh the keys every POLL_S seconds until cancelled."""
         outage = Outage("the API keys can't be read", "keeping the last ones", "the API keys can be read again")
         while True:
             with outage.survive():
                 await self.refresh()
             raise_if_cancelled()
-            await wait_tick(REREAD_S)
+            await wait_tick(POLL_S)

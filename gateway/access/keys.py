@@ -1,30 +1,41 @@
-"""Authenticates a request: finds the principal of the API key in its headers."""
+"""Authenticates a request: finds the holder of the API key in its headers, or in the cookie of whoever signed in.
+
+A browser sends cookies with requests that other pages make it send. So they count only where such a request does no
+harm: for reading what the console shows, and for what a page of this very origin asks. Source: RFC 6265bis; W3C Fetch
+Metadata Request Headers; WHATWG Fetch, "Origin header".
+"""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from time import time
+
+from starlette.types import Scope
 
 from accounts.protocol.records import AccessRecord
+from accounts.protocol.sign_on import PLAIN_COOKIE, SECURE_COOKIE
 from gateway.access.directory import Directory
+from gateway.access.holder import Holder, make_holder
+from gateway.access.key_index import KeyIndex
 from gateway.call import Principal
-from gateway.errors import AuthenticationFailed
+from gateway.errors import AuthenticationFailed, KeyMissing
 
+MAX_HOLDERS = 32_768
+"""Maximum number of holders that are kept; of further keys the record is decoded again at each use, in about 10 us."""
 
-@dataclass(slots=True)
-class _Known:
-    """A valid key: its record, and its principal once a request had the key."""
-
-    record: AccessRecord
-    principal: Principal | None = None
-    version: int = -1
-    """The directory's version with which the principal was made."""
+AUTHORIZATION = b"authorization"
+HEADERS = (AUTHORIZATION, b"x-api-key", b"api-key", b"x-goog-api-key")
+"""Headers that may have the key, in order of precedence. The first has it behind `Bearer`."""
+_HEADERS = frozenset(HEADERS)
+SCHEME = b"bearer"
+_SECURE, _PLAIN = SECURE_COOKIE.encode(), PLAIN_COOKIE.encode()
+CONSOLE = "/admin/"
+"""Beginning of the paths that any page may link to: GET changes nothing there."""
 
 
 class Keys:
-    """Holds the valid API keys. `replace` exchanges all of them at once when the keys in Redis change."""
+    """Holds the valid API keys: those of the settings, and below them those in Redis, which `KeyStore` reads."""
 
     def __init__(
         self,
@@ -32,57 +43,149 @@ class Keys:
         verified: Callable[[bytes], None] | None = None,
         directory: Directory | None = None,
     ) -> None:
-        """`verified` is called with the key of each request whose key is valid. `directory`: what is known of the keys'
-        teams and users; None: nothing."""
+        """`records`: see `replace`. `verified` is called with the key of each request whose key may be used.
+        `directory`: what is known of the keys' teams and users; None: nothing."""
         self._verified = verified
         self.directory = directory or Directory()
-        self._known: dict[bytes, _Known] = {}
-        """SHA-256 of a key -> what is known of it."""
+        self._fixed: dict[bytes, AccessRecord] = {}
+        self._index = KeyIndex()
+        self._holders: dict[bytes, Holder] = {}
+        """SHA-256 of a key -> its holder, once a request had the key."""
+        self._version = self.directory.version
+        """The directory's version with which the holders were made."""
         self.replace(records)
 
+    @property
+    def index(self) -> KeyIndex:
+        """The keys in Redis, to be read only: `put` and `remove` change them."""
+        return self._index
+
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._fixed) + self._index.num_keys
 
     def replace(self, records: Iterable[AccessRecord]) -> None:
-        before, known = self._known, dict[bytes, _Known]()
-        for record in records:
-            digest = bytes.fromhex(record.sha256)
-            there = before.get(digest)
-            known[digest] = there if there is not None and there.record is record else _Known(record)
-        self._known = known
+        """Replace the keys that are valid whatever Redis has. Of several with the same key, the last one counts."""
+        self._fixed = {bytes.fromhex(record.sha256): record for record in records}
+        self._holders.clear()
 
-    def authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> Principal:
-        """Return the principal of the key in `Authorization: Bearer` or `x-api-key`. Raises AuthenticationFailed."""
-        key = _key_in(headers)
+    def put(self, name: bytes, value: bytes, record: AccessRecord | None) -> None:
+        """Take what Redis has under a name. `record`: the record in `value`; None: it is not valid."""
+        self._forget(self._index.put(name, value, record))
+
+    def remove(self, name: bytes) -> None:
+        """Forget a name, which Redis does not have any more."""
+        self._forget(self._index.remove(name))
+
+    def authenticate(
+        self, headers: Iterable[tuple[bytes, bytes]], address_of: Callable[[], str] = lambda: ""
+    ) -> Principal:
+        """Return the principal of the key in the headers. Raises as `key_in` and `holder_of` do."""
+        return self.holder_of(key_in(headers), address_of)
+
+    def holder_of(self, key: bytes | None, address_of: Callable[[], str] = lambda: "") -> Principal:
+        """Return the principal of a key; None: the request has none. `address_of` returns the caller's address.
+
+        Raises AuthenticationFailed (KeyMissing, KeyExpired), NetworkNotAllowed."""
         if key is None:
-            raise AuthenticationFailed(
-                "This request has no API key. Send `Authorization: Bearer <key>` or `x-api-key: <key>`."
-            )
-        # Keys are looked up by their hash: what the look-up's timing reveals about a hash does not help to find a key.
-        asked = hashlib.sha256(key)
-        found = self._known.get(asked.digest())
-        if found is None or not hmac.compare_digest(found.record.sha256, asked.hexdigest()):
+            raise KeyMissing("This request has no API key. Send `Authorization: Bearer <key>` or `x-api-key: <key>`.")
+        holder = self._find(key)
+        if holder is None:
             raise AuthenticationFailed(
                 "This API key is not known here. Check it for missing characters; the first key lies in the file "
                 "`first-key` in the gateway's state folder."
             )
+        if holder.is_conditional:
+            holder.check(address_of, time())
         if self._verified is not None:
             self._verified(key)
-        return self._principal(found)
+        return holder.principal
 
-    def _principal(self, known: _Known) -> Principal:
-        if known.principal is None or known.version != self.directory.version:
-            known.principal, known.version = self.directory.principal(known.record), self.directory.version
-        return known.principal
+    def known(self, key: bytes) -> Principal | None:
+        """Return the principal of a key, valid now or not; None: the key is not known."""
+        holder = self._find(key)
+        return None if holder is None else holder.principal
+
+    def _find(self, key: bytes) -> Holder | None:
+        if self._version != self.directory.version:
+            self._holders.clear()
+            self._version = self.directory.version
+        # Keys are looked up by their hash: what the look-up's timing reveals about a hash does not help to find a key.
+        asked = hashlib.sha256(key).digest()
+        return self._holders.get(asked) or self._made(asked)
+
+    def _made(self, sha256: bytes) -> Holder | None:
+        record = self._fixed.get(sha256) or self._index.find(sha256)
+        if record is None:
+            return None
+        if len(self._holders) >= MAX_HOLDERS:
+            self._holders.clear()
+        holder = self._holders[sha256] = make_holder(record, sha256.hex(), self.directory.principal(record))
+        return holder
+
+    def _forget(self, hashes: Iterable[bytes]) -> None:
+        for sha256 in hashes:
+            self._holders.pop(sha256, None)
 
 
-def _key_in(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    other: bytes | None = None
+def key_in(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the API key in the headers (HEADERS); None: there is none.
+
+    Raises KeyMissing if two headers of one name differ: what stands between caller and gateway may have looked at the
+    other one."""
+    found: dict[bytes, bytes] | None = None
     for name, value in headers:
-        if name == b"authorization":
-            scheme, _, key = value.strip().partition(b" ")
-            if scheme.lower() == b"bearer" and key.strip():
-                return key.strip()
-        elif name == b"x-api-key" and value.strip():
-            other = value.strip()
-    return other
+        if name in _HEADERS:
+            if found is None:
+                found = {name: value}
+            elif found.setdefault(name, value) != value:
+                raise KeyMissing(f"This request has several headers `{name.decode()}`. Send one.")
+    if found is None:
+        return None
+    scheme, _, key = found.get(AUTHORIZATION, b"").strip().partition(b" ")
+    if scheme.lower() == SCHEME and (key := key.strip()):
+        return key
+    return next((key for name in HEADERS[1:] if (key := found.get(name, b"").strip())), None)
+
+
+def credential_of(scope: Scope) -> bytes | None:
+    """Return the API key or token of a request, or the session key in its cookie; None: it has none.
+
+    Raises KeyMissing."""
+    key = key_in(scope["headers"])
+    return key if key is not None else session_key(scope)
+
+
+def session_key(scope: Scope) -> bytes | None:
+    """Return the session key in a request's cookie; None: it has none. Raises KeyMissing if the request may come from
+    a page of another origin."""
+    headers = dict[bytes, bytes](scope["headers"])
+    key = _cookie(headers.get(b"cookie", b""))
+    if not key:
+        return None
+    if scope["method"] == "GET" and scope["path"].startswith(CONSOLE):
+        return key
+    if not _is_of_this_origin(scope, headers):
+        raise KeyMissing(
+            "The cookie of your sign-in counts only for requests from this address's own pages. Send an API key, as "
+            "`Authorization: Bearer <key>`."
+        )
+    return key
+
+
+def _is_of_this_origin(scope: Scope, headers: dict[bytes, bytes]) -> bool:
+    """Return whether the browser says that a page of this origin sent the request."""
+    fetched_by = headers.get(b"sec-fetch-site")
+    if fetched_by is not None:
+        return fetched_by == b"same-origin"
+    host = headers.get(b"host", b"")
+    # TLS may end before this gateway, which then takes its own scheme for http.
+    origins = [b"https://" + host, *([] if scope["scheme"] in ("https", "wss") else [b"http://" + host])]
+    return bool(host) and headers.get(b"origin") in origins
+
+
+def _cookie(header: bytes) -> bytes:
+    """Return the session cookie in a header `cookie`; empty: there is none."""
+    if _PLAIN not in header:
+        return b""
+    cookies = {name: value for name, _, value in (part.strip().partition(b"=") for part in header.split(b";"))}
+    return cookies.get(_SECURE) or cookies.get(_PLAIN, b"")

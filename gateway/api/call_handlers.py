@@ -142,6 +142,7 @@ class CallHandlers:
 
                     result = await self.pipeline.pool(call, request, request_log.answer, hold)
                     request_log.usage = Usage(sum(result.num_tokens), 0, 0)
+                    request_log.meter.note_begun(request_log.usage, request_log.answer)
                     hold(len(result.vectors), result.width)
                     await send_parts(send, dialect.parts(asked, call, result), JSON, request_log)
 

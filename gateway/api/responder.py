@@ -10,7 +10,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, Generic, Protocol
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.dialect import RequestIn, StreamWriter, WholeWriter, Writers
 from gateway.api.http.answers import note_error, send_error, send_parts, shape_of
@@ -23,14 +23,13 @@ from gateway.api.push_relay import hand_on
 from gateway.api.request_headers import ResumeOptions
 from gateway.api.resumable import Resumable
 from gateway.call import Answer, Call, Cutoff
-from gateway.dispatch.fan_out import start_answers
+from gateway.dispatch.fan_out import begin_prompts, start_answers
 from gateway.dispatch.pipeline import Pipeline
 from gateway.dispatch.upstream import error_for
 from gateway.errors import InternalError, PaddockError, Superseded
 from gateway.resume.recording import Recording
-from gateway.telemetry.answer_log import AnswerLog
 from gateway.telemetry.request_log import RequestLog
-from workers.protocol.events import OUTPUT, CallEvent, Failed, Finished, Started, Usage
+from workers.protocol.events import NO_USAGE, OUTPUT, CallEvent, Failed, Finished, Started, Usage
 
 NEWER = "A newer request of this session took this one's place. Nothing is to be sent again."
 
@@ -65,37 +64,51 @@ class SessionCalls:
 
 
 class PartialUsage:
-    """Counts the tokens of a request's answers that have not ended: an answer that is cut off reports no usage.
+    """Counts the tokens of a request's answers as they come: an answer that is cut off reports no usage.
 
     `add` is called once per token, with what came of it."""
 
-    __slots__ = ("_generated", "_started")
+    __slots__ = ("_answers", "_begin_prompts", "_generated", "_meter", "_prompts", "_started", "num_generated")
 
-    def __init__(self, answers: Sequence[AnswerLog] = ()) -> None:
-        """`answers`: the logs of the answers, which tell from now on how many tokens have come of each."""
+    def __init__(self, request_log: RequestLog, begin_prompts: Sequence[bool] = (True,)) -> None:
+        """The logs of the answers tell from now on how many tokens have come of each. `begin_prompts`: for each answer,
+        whether it is the first of its prompt, which counts once."""
+        self.num_generated = 0
+        """Tokens of all answers so far."""
+        self._begin_prompts = begin_prompts
+        self._meter = request_log.meter
+        self._prompts = NO_USAGE
+        """Tokens of the prompts of which answers have begun."""
         self._started: dict[int, Started] = {}
         self._generated: dict[int, int] = {}
         """Index of each answer that has not ended -> its tokens so far. `_started` has its `Started` event instead."""
-        for choice, log in enumerate(answers):
+        self._answers = request_log.answers
+        for choice, log in enumerate(self._answers):
             log.num_written = partial(self._num_generated, choice)
 
     def add(self, choice: int, events: Iterable[CallEvent]) -> None:
         for event in events:
             if isinstance(event, OUTPUT):
                 self._generated[choice] = self._generated.get(choice, 0) + event.num_tokens
+                self.num_generated += event.num_tokens
             elif type(event) is Started:
                 self._started[choice] = event
+                if self._begin_prompts[choice]:
+                    self._prompts += event.usage
+                self._meter.note_begun(self._prompts, self._answers[choice])
 
     def _num_generated(self, choice: int) -> int:
         return self._generated.get(choice, 0)
 
-    def ended(self, choice: int) -> None:
-        self._generated.pop(choice, None)
+    def ended(self, choice: int, usage: Usage) -> Usage:
+        """Note the exact usage of an answer that has ended, and return what of it counts for the request."""
+        self.num_generated += usage.completion_tokens - self._generated.pop(choice, 0)
         self._started.pop(choice, None)
+        return usage if self._begin_prompts[choice] else usage.of_answer
 
     def add_to(self, request_log: RequestLog) -> None:
         """Add to the log the usage of the answers that have not ended, since these were cut off."""
-        prompts = (event.usage for event in self._started.values())
+        prompts = (event.usage for choice, event in self._started.items() if self._begin_prompts[choice])
         left = sum(prompts, start=Usage(0, sum(self._generated.values()), 0))
         if left.prompt_tokens or left.completion_tokens:
             request_log.add_usage(left)
@@ -219,7 +232,7 @@ class Responder(Generic[RequestIn]):
             self._session_calls.supersede(call),
             start_answers(self._pipeline, call, asked.requests, request_log) as answer,
         ):
-            partial_usage = PartialUsage(request_log.answers)
+            partial_usage = PartialUsage(request_log, begin_prompts(asked.requests))
 
             def collect(events: list[CallEvent]) -> None:
                 choice = answer.choice
@@ -235,7 +248,13 @@ class Responder(Generic[RequestIn]):
             finally:
                 partial_usage.add_to(request_log)
         await self._conclude_answer(writer, None)
-        await send_parts(send, writer.parts(), writer.content_type, request_log)
+
+        async def send_metered(message: Message) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                request_log.meter.note_written(partial_usage.num_generated)  # only now the caller has the answer
+            await send(message)
+
+        await send_parts(send_metered, writer.parts(), writer.content_type, request_log)
 
     async def _stream(
         self, asked: RequestIn, call: Call, request_log: RequestLog, scope: Scope, receive: Receive, send: Send
@@ -271,7 +290,8 @@ class Responder(Generic[RequestIn]):
                 opening = writer.opening()
                 if opening:
                     await written(sink.write(opening))
-                await write_answer(answer, writer, request_log, sink, held)
+                partial_usage = PartialUsage(request_log, begin_prompts(asked.requests))
+                await write_answer(answer, writer, request_log, sink, held, partial_usage)
         except PaddockError as error:
             return error
         return None
@@ -282,11 +302,16 @@ class Responder(Generic[RequestIn]):
 
 
 async def write_answer(
-    answer: Answer, writer: StreamWriter, request_log: RequestLog, sink: Sink, held: ProbabilityBudget
+    answer: Answer,
+    writer: StreamWriter,
+    request_log: RequestLog,
+    sink: Sink,
+    held: ProbabilityBudget,
+    partial_usage: PartialUsage,
 ) -> None:
     """Write every event of the answer. Raises PaddockError."""
-    chunks, write = writer.chunks, sink.write
-    waits, partial_usage = True, PartialUsage(request_log.answers)
+    chunks, write, note_written = writer.chunks, sink.write, request_log.meter.note_written
+    waits = True
 
     def write_events(events: list[CallEvent]) -> Coroutine[Any, None, None] | None:
         """Runs once per token, with what came of it."""
@@ -296,9 +321,11 @@ async def write_answer(
         if waits:
             waits = not note_first_token(request_log, events)
         body = chunks(events, choice)
-        rest = write(body) if body else None
-        if rest is not None:
-            return write_rest(rest, choice, events)
+        if body:
+            note_written(partial_usage.num_generated)
+            rest = write(body)
+            if rest is not None:
+                return write_rest(rest, choice, events)
         if held.are_wanted:
             held.count(choice, events, written=bool(body))
         return None
@@ -308,8 +335,12 @@ async def write_answer(
         if held.are_wanted:
             held.count(choice, events, written=True)
 
+    def end(event: Finished | Failed, choice: int) -> None:
+        note_end(request_log, partial_usage, event, choice)
+        note_written(partial_usage.num_generated)
+
     try:
-        await hand_on(answer, write_events, partial(note_end, request_log, partial_usage))
+        await hand_on(answer, write_events, end)
     finally:
         partial_usage.add_to(request_log)
 
@@ -326,8 +357,7 @@ def note_end(request_log: RequestLog, partial_usage: PartialUsage, end: Finished
     """Record the end of one answer. Raises PaddockError if the answer failed."""
     if isinstance(end, Failed):
         raise error_for(end.failure)
-    partial_usage.ended(choice)
-    request_log.add_usage(end.usage)
+    request_log.add_usage(partial_usage.ended(choice, end.usage))
 
 
 async def _write_last(stream: EventStream, body: Written) -> None:

@@ -23,6 +23,8 @@ from gateway.call import Principal
 from gateway.errors import MethodNotAllowed, NotFound
 from workers.protocol.control import DRAIN_PATH
 
+SIGN_ON = "/auth/"
+"""Beginning of the paths by which people sign in and out."""
 VERSION_HEADER = b"anthropic-version"
 """The header that every request of Anthropic's API has."""
 
@@ -54,6 +56,14 @@ class RouteRow(NamedTuple):
     """Further paths of the same route: `ROUTES` has a row for each."""
     alias_of: str = ""
     """The path whose alias this row is; empty: it is none."""
+
+    @property
+    def is_for_admins(self) -> bool:
+        """Whether the route is answered on the port for admins only, if there is one. A drain has a token of its own,
+        and signing in is for everybody."""
+        if self.path == DRAIN_PATH or self.path.startswith(SIGN_ON):
+            return False
+        return self.access is ADMIN or (self.access is KEY and self.name == "accounts")
 
     @property
     def shown_path(self) -> str:
@@ -194,6 +204,7 @@ DECLARED = (
         for method in ("GET", "POST")
     ),
     RouteRow("GET", "/spend/{path:path}", KEY, "accounts", "the same"),
+    RouteRow("POST", "/auth/logout", KEY, "accounts", "ends the session of a person who signed in"),
     *(
         RouteRow(method, "/auth/{path:path}", OPEN, "accounts", "single sign-on of people")
         for method in ("GET", "POST")
@@ -218,9 +229,9 @@ class Routes:
 
     The router is not part of a Starlette application, whose wrappers around `send` would run for every token."""
 
-    def __init__(self, handlers: Mapping[str, Handler], access: AccessControl) -> None:
-        """`handlers`: `RouteRow.name` -> handler."""
-        served = [(row, _Endpoint(row, handlers[row.name], access)) for row in ROUTES]
+    def __init__(self, handlers: Mapping[str, Handler], access: AccessControl, admin_port: int = 0) -> None:
+        """`handlers`: `RouteRow.name` -> handler. `admin_port`: the port for admins; 0: there is none."""
+        served = [(row, _Endpoint(row, handlers[row.name], access, admin_port)) for row in ROUTES]
         self._by_pattern = _router(served)
         self._with_names = _router([(row, app) for row, app in served if "{" in row.path])
         self._by_path: dict[tuple[str, str], ASGIApp] = {
@@ -239,16 +250,22 @@ class Routes:
 class _Endpoint:
     """The ASGI app of one route: puts path and error form into the scope, identifies the caller, calls the handler."""
 
-    def __init__(self, row: RouteRow, handler: Handler, access: AccessControl) -> None:
+    def __init__(self, row: RouteRow, handler: Handler, access: AccessControl, admin_port: int) -> None:
         self._path = row.shown_path
         self._shape, self._shape_of = row.shape, row.shape_of
         self._needs = row.access
         self._access = access
         self._handler = handler
+        self._only_port = admin_port if row.is_for_admins else 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[SHAPE] = self._shape if self._shape_of is None else self._shape_of(scope)
         scope[ROUTE] = self._path
+        if self._only_port and scope["server"][1] != self._only_port:
+            raise NotFound(
+                f"{scope['method']} {_shorten(scope['path'])} is answered on this gateway's port {self._only_port} "
+                "only (PADDOCK_ADMIN_PORT). Call it there."
+            )
         principal = await self._access.identify(scope, request_log_of(scope), self._needs)
         await self._handler(principal, scope, receive, send)
 

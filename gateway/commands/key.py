@@ -1,7 +1,7 @@
 """`paddock key`: makes API keys, and manages their sealed records in Redis.
 
 make --name NAME       print a new key, its record for PADDOCK_API_KEYS, and the sealed record for Redis; store nothing
-add --name NAME        the same, and store the record in Redis: the key is valid at every gateway within 3 seconds
+add --name NAME        the same, and store the record in Redis: the key is valid at every gateway within a second
 list                   list the records in Redis (names, teams, rights) and say which of them gateways ignore
 remove --name NAME     delete a key's record from Redis
 --team T               the team whose caches and limits the key shares; default: default
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
@@ -30,14 +29,16 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from accounts.protocol import changes
+from accounts.protocol.key_format import new_key
 from accounts.protocol.records import FIRST_KEY_NAME, AccessRecord, digest, open_record, seal_record
-from gateway.access.first_key import NUM_RANDOM_BYTES, PREFIX
 from gateway.settings import UpSettings
 from gateway.store.client import connect
 from workers import secret_file, sources
 from workers.commands import command
 from workers.protocol import keys
 from workers.protocol.exits import Exit
+from workers.redis.link import run_command
 from workers.supervisor.redis_process import private_url
 
 
@@ -100,7 +101,7 @@ async def _run(options: Namespace, settings: UpSettings) -> int:
             await _remove(client, options.name)
         else:
             key, record = _make_key(options)
-            await client.hset(keys.ACCESS_KEYS, record.name, seal_record(record, secret))
+            await run_command(client, changes.command([changes.put(record, secret)]))
             _show(key, record, secret)
     return 0
 
@@ -109,7 +110,7 @@ def _make_key(options: Namespace) -> tuple[str, AccessRecord]:
     """Return a key and its record. The key is empty if `--sha256` gives only its hash. Raises _Unusable."""
     if options.name == FIRST_KEY_NAME:
         raise _Unusable(f"key: {FIRST_KEY_NAME!r} is the name of the first key; preset that with PADDOCK_API_KEY")
-    key = "" if options.sha256 else PREFIX + secrets.token_urlsafe(NUM_RANDOM_BYTES)
+    key = "" if options.sha256 else new_key()
     given = {"team": options.team, "aliases": options.alias, "weight": options.weight, "admin": options.admin or None}
     try:
         more = json.loads(options.fields)
@@ -128,9 +129,9 @@ def _show(key: str, record: AccessRecord, secret: str) -> None:
 
 
 async def _remove(client: redis.asyncio.Redis, name: str) -> None:
-    if not await client.hdel(keys.ACCESS_KEYS, name):
+    if await run_command(client, changes.command([changes.delete(changes.KEY + name)])) == [0]:
         raise _Unusable(f"key: there is no record {name!r} in Redis; `paddock key list` shows them")
-    print(f"removed  {name}; no gateway takes it 3 seconds from now")
+    print(f"removed  {name}; no gateway takes it a second from now")
 
 
 async def _list(client: redis.asyncio.Redis, secret: str) -> None:

@@ -31,6 +31,8 @@ class Listeners:
     """The file in which several gateways count their connections."""
     path: UnixPath | None = None
     """The path of the shared one, if it is a Unix socket."""
+    admin: socket.socket | None = None
+    """On the port for admins, which the gateways share as well; None: there is no such port."""
 
     @property
     def port(self) -> int | None:
@@ -48,7 +50,7 @@ class Listeners:
     def close(self) -> None:
         if self.path is not None:
             self.path.remove()
-        for one in (self.shared, *self.own):
+        for one in (self.shared, *self.own, *([] if self.admin is None else [self.admin])):
             one.close()
         if self.counts is not None:
             self.counts.close()
@@ -59,17 +61,21 @@ def port_of(listener: socket.socket) -> int:
     return port
 
 
-def listen(host: str, port: int, num_gateways: int, uds: Path | None = None, uds_mode: int = 0o660) -> Listeners:
+def listen(
+    host: str, port: int, num_gateways: int, uds: Path | None = None, uds_mode: int = 0o660, admin_port: int = 0
+) -> Listeners:
     """Return sockets that listen on the port (0: any free one), or on the Unix socket `uds`, and, for several gateways,
-    on a port of each one's own: the next ones or, where these are in use, any free ones. Raises PortTaken; OSError if
-    `host` is no address of this machine, or `uds` no path for a socket."""
+    on a port of each one's own: the next ones or, where these are in use, any free ones. `admin_port`: the port for
+    admins; 0: none. Raises PortTaken; OSError if `host` is no address of this machine, or `uds` no path for a
+    socket."""
     if uds is not None:
         shared, path = _listen_unix(uds, uds_mode), UnixPath(uds)
     else:
         shared, path = _listen(host, port), None
         port = port_of(shared)
+    admin = _listen(host, admin_port, "--admin-port") if admin_port else None
     own = [_listen_near(host, port + 1 + number) for number in range(num_gateways if num_gateways > 1 else 0)]
-    return Listeners(shared, tuple(own), SharedCounts.new_file(len(own)) if own else None, path)
+    return Listeners(shared, tuple(own), SharedCounts.new_file(len(own)) if own else None, path, admin)
 
 
 def _listen_unix(uds: Path, mode: int) -> socket.socket:
@@ -79,14 +85,14 @@ def _listen_unix(uds: Path, mode: int) -> socket.socket:
         raise PortTaken(f"{error}; give another with --uds") from None
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, flag: str = "--port") -> socket.socket:
     try:
         return sockets.listen(host, port, watched=False)
     except PortTaken as error:
-        raise PortTaken(f"{error}; give another with --port") from None
+        raise PortTaken(f"{error}; give another with {flag}") from None
     except OSError as error:
         if error.errno == errno.EACCES:
-            raise PortTaken(f"port {port} on {host} needs privileges; give another with --port") from None
+            raise PortTaken(f"port {port} on {host} needs privileges; give another with {flag}") from None
         raise OSError(
             f"can't listen on {host}: {error.strerror}; give an address of this machine with --host"
         ) from None

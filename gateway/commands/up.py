@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from accounts.protocol.records import KeysInvalid, read_records
+from accounts.protocol.sign_on import SignOnInvalid, read_sign_on
 from accounts.settings import AccountsSettings, socket_path
 from gateway.access import first_key
 from gateway.api.operations.accounts import UNIX
@@ -72,13 +73,16 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
     try:
         catalog = wanted(settings)
         read_records(settings.api_keys)
+        read_sign_on(settings.oidc)
         num_workers, cores = sum(model.workers for model in catalog.models), available_cores()
         num_gateways = number_of_gateways(settings.gateways, num_workers, cores)
         files = files_of(settings, num_gateways)
         if files is not None:
             files.context()
         mode = int(settings.uds_mode, 8)
-        listeners = listen(settings.host, settings.port, num_gateways, settings.uds, mode)
+        listeners = listen(
+            settings.host, settings.port, num_gateways, settings.uds, mode, admin_port=settings.admin_port
+        )
         with contextlib.closing(listeners), StateFolder(settings.state_dir, console.say) as folder:
             if exposure := folder.exposure():
                 console.say(f"paddock: {exposure}")
@@ -87,7 +91,7 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
             workers = plan(models, cores, supervisor.visible(os.environ), host_id(folder.path))
             write_specs(workers, ready)
             return asyncio.run(Machine(ready, folder, listeners, workers, console, terminal.show, started).run())
-    except (CatalogError, KeysInvalid, FolderTaken, TlsUnusable) as error:
+    except (CatalogError, KeysInvalid, SignOnInvalid, FolderTaken, TlsUnusable) as error:
         return _report_end(console, error, Exit.USAGE)
     except PortTaken as error:
         return _report_end(console, error, Exit.PORT_TAKEN)
@@ -276,13 +280,15 @@ class Machine:
         descriptors, counts, name = self._listeners.descriptors(number), self._listeners.counts, "gateway"
         values |= {"redis_url": self._urls["gateway"], "log_format": "json"}
         values["listen_fds"] = ",".join(map(str, descriptors))
+        admin = [] if self._listeners.admin is None else [self._listeners.admin.fileno()]
+        values["admin_fd"] = admin[0] if admin else 0
         if self._listeners.own:
             name = f"gateway-{number}"
             values["counts_fd"] = 0 if counts is None else counts.fileno()
             values["gateway_id"] = f"{self._settings.gateway_id}-{number}" if self._settings.gateway_id else ""
         environment = sources.environment_of(GatewaySettings.model_construct(**values), os.environ)
         argv = (sys.executable, "-m", "gateway.cli", "gateway")
-        inherited = (*descriptors, *([] if counts is None else [counts.fileno()]))
+        inherited = (*descriptors, *admin, *([] if counts is None else [counts.fileno()]))
         return Recipe(name, argv, environment, self._settings.drain_s + KILL_MARGIN_S, inherited)
 
     async def _restore(self) -> None:

@@ -11,17 +11,35 @@ from gateway.dispatch.call_state import Limits
 from gateway.registry.snapshot import FleetView
 from gateway.routing.retries import Reason
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.request_log import UNMETERED, Meter, RequestLog
 from workers.models.catalog import Job
 
 MAX_NAME_CHARS = 128
 """Maximum number of characters of an unknown model's name in the request's trace; the rest is cut off."""
 
 
+BeginMeter = Callable[[Call, RequestLog], Meter]
+"""Returns the meter of a call that begins."""
+
+
+def unmetered(call: Call, request_log: RequestLog) -> Meter:
+    """Return the meter of a call whose usage nobody records."""
+    return UNMETERED
+
+
 class CallResolver:
     """Makes every call of this gateway process from the model name in the request, until `stop_taking` is called."""
 
-    def __init__(self, names: ModelNames, fleet: FleetView, metrics: Metrics, limits: Limits) -> None:
+    def __init__(
+        self,
+        names: ModelNames,
+        fleet: FleetView,
+        metrics: Metrics,
+        limits: Limits,
+        begin_meter: BeginMeter = unmetered,
+    ) -> None:
+        """`begin_meter` is called for each call that is to be placed for work."""
+        self._begin_meter = begin_meter
         self._names = names
         self._fleet = fleet
         self._metrics = metrics
@@ -86,7 +104,10 @@ class CallResolver:
             fallbacks=models[1:],
             held_bytes=held_bytes,
         )
-        return self._served(call, request_log)
+        call = self._served(call, request_log)
+        if job is not None:
+            request_log.meter = self._begin_meter(call, request_log)
+        return call
 
     def _served(self, call: Call, request_log: RequestLog) -> Call:
         """Return the call. If its model has no worker, move it to the first of its fallbacks that has one."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import pairwise
 
 from gateway.call import Answer, Call, Push, Pushed
 from gateway.dispatch.pipeline import Pipeline
@@ -180,6 +181,12 @@ def _first_error(group: BaseExceptionGroup[PaddockError]) -> PaddockError:
     if not isinstance(error, PaddockError):
         raise error
     return error
+
+
+def begin_prompts(requests: Sequence[GenerateRequest]) -> tuple[bool, ...]:
+    """Return for each request whether it is the first with its prompt: those of one prompt stand in a row."""
+    prompts = [(id(request.prompt), id(request.messages), id(request.infill)) for request in requests]
+    return (True, *[one != before for before, one in pairwise(prompts)])
 
 
 def usage_of(ends: Sequence[Finished], num_prompts: int) -> Usage:

@@ -118,9 +118,20 @@ def load_members_script() -> Script:
     return _script("members", "")
 
 
+def load_usage_script() -> Script:
+    """Return the script `lua/send_usage.lua`, with the key names of usage in front. Its KEYS[1] is a complete name."""
+    names = (f'local batches_key = "{keys.USAGE_BATCHES}"', f'local set_aside_key = "{keys.USAGE_SET_ASIDE}"')
+    return _script("send_usage", "\n".join(names))
+
+
 def load_records_script() -> Script:
     """Return the script `lua/records.lua`. Its KEYS are complete key names; those of most scripts are only a prefix."""
     return _script("records", "")
+
+
+def load_access_changes_script() -> Script:
+    """Return the script `lua/access_changes.lua`. Its KEYS are complete key names."""
+    return _script("access_changes", "")
 
 
 def load_uphold_script() -> Script:

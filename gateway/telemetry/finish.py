@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 
+from accounts.protocol.usage import LEFT
 from gateway.telemetry.answer_log import AttemptLog, WaitLog
 from gateway.telemetry.metrics import Metrics, operation_of
 from gateway.telemetry.request_log import RequestLog
@@ -22,8 +23,6 @@ from workers.tracing.span import PROVIDER, Attributes, Kind, Span, TraceContext,
 METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE", "WEBSOCKET"})
 OTHER_METHOD = "_OTHER"
 """The name that OpenTelemetry's convention has for unknown methods."""
-LEFT = frozenset({"client_gone", "cancelled", "superseded"})
-"""Outcomes that do not count as errors: nobody wanted the answer any more."""
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -187,8 +186,10 @@ def log_request(request_log: RequestLog) -> None:
 
 
 def finish_request(request_log: RequestLog, metrics: Metrics) -> None:
-    """Set the request's outcome, count it, log it and hand it to its tracer. Call it once per request."""
+    """Set the request's outcome, record its usage, count it, log it and hand it to its tracer. Call it once per
+    request."""
     request_log.outcome = request_log.outcome or ("ok" if 0 < request_log.status < 400 else "cancelled")
+    request_log.meter.finish(request_log)
     if request_log.model:
         metrics.ended(request_log, time.monotonic() - request_log.received_at)
     elif request_log.outcome != "ok" and request_log.path not in PROBED:

@@ -112,7 +112,17 @@ WATCHED = (
 LOSSES = DRAINED, LOST = "drained", "lost"
 LEASE_ENDS = VOID, CROWDED, EXPIRED = "void", "crowded", "expired"
 """Causes why a lease can end before its call does."""
+USAGE_KINDS = ("kept", "held", "dropped", "cut")
 REFUSED_KINDS = ("record", "news")
+AUTHENTICATION_FAILURES = (
+    "missing",
+    "invalid_api_key",
+    "expired_api_key",
+    "token_not_accepted",
+    "blocked",
+    "network_not_allowed",
+    "role_not_allowed",
+)
 BEYOND_REASONS = ("address", "all", "descriptors")
 
 
@@ -121,6 +131,7 @@ class Unread(StrEnum):
 
     MODELS = "pd:models"
     KEYS = "pd:keys"
+    SUBJECTS = "{pd:keys}:subjects"
     NEWS = "pd:news"
     GATEWAYS = "pd:gateways"
     WORKERS = "pd:{model}:workers"
@@ -139,15 +150,16 @@ class Metrics:
         self.registry = registry
         requests, waiting = Group("Requests", registry), Group("Waiting for a slot", registry)
         retries, fleet = Group("Trying again", registry), Group("The fleet", registry)
-        own = Group("The gateway itself", registry)
+        usage, own = Group("Usage", registry), Group("The gateway itself", registry)
         self._declare_requests(requests)
         self._declare_waiting(waiting)
         self._declare_retries(retries)
         self._declare_fleet(fleet)
+        self._declare_usage(usage)
         self._declare_own(own)
         self._gen_ai = GenAi(registry)
         self.process = ProcessMetrics(registry)
-        self.groups = (requests, waiting, retries, fleet, own, self._gen_ai.group, self.process.group)
+        self.groups = (requests, waiting, retries, fleet, usage, own, self._gen_ai.group, self.process.group)
         """The groups of metrics; each is one table of docs/metrics.md."""
         self._announced = set[str]()
         for kind in REFUSED_KINDS:
@@ -156,6 +168,8 @@ class Metrics:
             self.unreadable.labels(name.value)
         for reason in BEYOND_REASONS:
             self.beyond.labels(reason)
+        for reason in AUTHENTICATION_FAILURES:
+            self.failed_authentications.labels(reason)
 
     def _declare_requests(self, requests: Group) -> None:
         self.requests = requests.counter(
@@ -171,6 +185,13 @@ class Metrics:
             "`caller`, `policy` (a bound that an operator has set), `worker`, `gateway` (its Redis included)",
             ("model", "who", "code"),
             When.ENDED,
+        )
+        self.failed_authentications = requests.counter(
+            "paddock_failed_authentications_total",
+            "requests that were refused for their API key, by `reason`: it is `missing`, or the error's code "
+            "(`invalid_api_key` is one that is not known, or no valid token)",
+            ("reason",),
+            When.HAPPENS,
         )
         self.in_flight = requests.gauge(
             "paddock_requests_in_flight",
@@ -326,6 +347,41 @@ class Metrics:
             "the seal of the worker secret; any at all mean a wrong secret or an intruder",
             ("kind",),
         )
+
+    def _declare_usage(self, usage: Group) -> None:
+        self.usage_records = usage.counter(
+            "paddock_usage_records_total",
+            "records of calls: `kept` on disk, `held` in memory because the disk failed, `dropped` because neither had "
+            "room; `cut`: found in the journal of a gateway that was killed",
+            ("what",),
+            When.HAPPENS,
+        )
+        self.usage_waiting = usage.gauge(
+            "paddock_usage_waiting_records", "records of calls that the database does not have yet", (), When.HAPPENS
+        )
+        self.usage_waiting_s = usage.gauge(
+            "paddock_usage_waiting_seconds",
+            "how long the database has taken none while some waited; 0 while none waits",
+            (),
+            When.HAPPENS,
+        )
+        self.usage_journal_bytes = usage.gauge(
+            "paddock_usage_journal_bytes", "bytes of records that wait on disk", (), When.HAPPENS
+        )
+        self.usage_stream = usage.gauge(
+            "paddock_usage_stream_entries",
+            "entries of the stream of usage in Redis, of all gateways; at most `usage_stream_max`",
+            (),
+            When.HAPPENS,
+        )
+        self.usage_set_aside = usage.gauge(
+            "paddock_usage_set_aside_entries",
+            "entries of usage that could not be written to the database and were set aside in Redis",
+            (),
+            When.HAPPENS,
+        )
+        for what in USAGE_KINDS:
+            self.usage_records.labels(what)
 
     def _declare_own(self, own: Group) -> None:
         self.without_redis = own.gauge(

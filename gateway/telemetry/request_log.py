@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from gateway.call import Principal
 from gateway.telemetry.answer_log import UNRECORDED, AnswerLog, QueuePosition, TraceRecorder
+from gateway.telemetry.end_user import EndUser
 from workers.protocol.events import Usage
 
 MAX_NAMES = 16
@@ -24,20 +27,24 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 class Ignored:
     """The parameters of one request that are ignored: accepted, but without effect."""
 
-    __slots__ = ("_known", "_names", "_num_more", "_unknown", "refuses")
+    __slots__ = ("_known", "_names", "_num_more", "_unknown", "end_user", "refuses")
 
     def __init__(self, *, refuses: bool = False) -> None:
         """`refuses`: whether to refuse unknown parameters and, if their value asks for an effect, known ones that have
         no effect here. Otherwise both are ignored."""
         self.refuses = refuses
+        self.end_user: EndUser | None = None
+        """Reads the end user from parameters that are ignored otherwise; None: the key may not name one."""
         self._names: dict[str, None] = {}
         self._known: set[str] = set()
         self._unknown = False
         self._num_more = 0
 
     def another(self) -> Ignored:
-        """Return an empty `Ignored` for another request, with the same `refuses`."""
-        return Ignored(refuses=self.refuses)
+        """Return an empty `Ignored` for another request on the same WebSocket."""
+        made = Ignored(refuses=self.refuses)
+        made.end_user = None if self.end_user is None else self.end_user.another()
+        return made
 
     def note(self, name: str) -> None:
         """Note an ignored parameter whose name Paddock knows, from a dialect's table or the class of a body."""
@@ -70,6 +77,39 @@ class Ignored:
             self._num_more += 1
 
 
+class Meter(Protocol):
+    """Meters the call of one request, for all its answers together, so that its usage is known however it ends."""
+
+    @property
+    def note_written(self) -> Callable[[int], None]:
+        """Notes how many tokens of the answers are being written to the caller, all earlier ones included. It is called
+        once per token, just before it is written."""
+        ...
+
+    def note_begun(self, prompts: Usage, answer: AnswerLog) -> None:
+        """Note that an answer has begun. `prompts`: the tokens of all prompts of which answers have begun."""
+        ...
+
+    def finish(self, request_log: RequestLog) -> None:
+        """Record the usage of the request, which has ended."""
+        ...
+
+
+class Unmetered:
+    """The meter of requests whose usage nobody records."""
+
+    def note_written(self, num_tokens: int) -> None:
+        """Do nothing."""
+
+    def note_begun(self, prompts: Usage, answer: AnswerLog) -> None:
+        """Do nothing."""
+
+    def finish(self, request_log: RequestLog) -> None:
+        """Do nothing."""
+
+
+UNMETERED = Unmetered()
+
 MAX_PATH_CHARS = 512
 """Maximum characters of a path in a log line; the rest is cut, so that callers without a key can't fill the log."""
 
@@ -101,6 +141,8 @@ class RequestLog:
 
     team: str = ""
     key_id: str = ""
+    organisation: str = ""
+    user: str = ""
 
     alias: str = ""
     stands_in: str = ""
@@ -118,7 +160,9 @@ class RequestLog:
 
     first_token_at: float | None = None
     usage: Usage | None = None
-    """Sum of the tokens of all answers that came, whole or in part; None: no answer to the request came."""
+    """Sum of the tokens of all answers that came, whole or in part; a prompt counts once for all its answers. None: no
+    answer to the request came."""
+    meter: Meter = UNMETERED
     status: int = 0
     outcome: str = ""
     """`ok`, `client_gone`, `cancelled`, or the error's code (its type if it has no code)."""
@@ -129,8 +173,15 @@ class RequestLog:
         self.answer = AnswerLog(self.trace, self.explains)
         self.answers = [self.answer]
 
+    @property
+    def end_user(self) -> str:
+        """Whoever uses the caller's program, as a key says that is trusted to name them; empty: nobody is named. No log
+        line has it."""
+        return "" if self.ignored.end_user is None else self.ignored.end_user.name
+
     def asked_by(self, principal: Principal) -> None:
         self.team, self.key_id = principal.team, principal.key_id
+        self.organisation, self.user = principal.organisation, principal.user
 
     def split(self, num_answers: int) -> list[AnswerLog]:
         """Return `num_answers` logs, for a request whose answers are each placed separately."""

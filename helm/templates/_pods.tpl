@@ -95,6 +95,10 @@ topologySpreadConstraints:
 {{- if ne .role "worker" }}
 - name: PADDOCK_GATEWAY_SECRET
   valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" .root }}, key: gateway-secret}}
+{{- if include "paddock.hasSecret" (dict "root" .root "key" "oidc" "value" .root.Values.secrets.oidc) }}
+- name: PADDOCK_OIDC
+  valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" .root }}, key: oidc}}
+{{- end }}
 {{- end }}
 {{- end -}}
 

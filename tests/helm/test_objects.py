@@ -47,6 +47,7 @@ TOGGLES: dict[str, dict[str, Any]] = {
             "hfToken": "h",
             "metricsKey": "m",
             "apiKeys": [{"name": "ci", "team": "red", "sha256": "0" * 64}],
+            "oidc": {"providers": [{"issuer": "https://id.example.com", "client_id": "paddock"}]},
         }
     },
     "own-account": {"serviceAccount": {"create": False, "name": "mine"}, "imagePullSecrets": [{"name": "registry"}]},

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from accounts.protocol.sign_on import read_sign_on
 from tests.support.chart import Object, Refused, Rendered, container, render
 from workers.protocol.keys import ROLES, rules_of, user_of
 
@@ -133,6 +134,16 @@ def test_only_the_accounts_service_is_told_the_databases_password() -> None:
         assert ("database-url" in json.dumps(pod)) == (name == "accounts"), name
     with pytest.raises(Refused, match=r"postgres\.external\.existingSecret"):
         render({"postgres": {"bundled": False}})
+
+
+def test_gateways_and_the_accounts_service_are_told_the_identity_providers() -> None:
+    oidc = {"providers": [{"issuer": "https://id.example.com", "client_id": "paddock", "client_secret": "hush"}]}
+    found = render({"secrets": {"oidc": oidc}})
+    for name, pod in pods(found).items():
+        assert ("PADDOCK_OIDC" in json.dumps(pod)) == (name in ("accounts", "gateway")), name
+        assert "hush" not in json.dumps(pod), name
+    held = next(secret for secret in found.objects if secret["kind"] == "Secret" and "oidc" in secret["stringData"])
+    assert read_sign_on(held["stringData"]["oidc"]).providers[0].client_secret == "hush"
 
 
 def test_without_the_accounts_service_there_is_no_database() -> None:

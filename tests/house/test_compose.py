@@ -202,7 +202,7 @@ def test_only_these_can_be_reached_and_from_this_machine_only(project: Resolved)
 
 def test_redis_and_workers_are_in_a_network_without_a_way_in_or_out(project: Resolved) -> None:
     assert project["networks"]["inside"]["internal"] is True
-    for name in ("accounts", "postgres", "redis", "worker", "worker-cuda"):
+    for name in ("postgres", "redis", "worker", "worker-cuda"):
         assert set(services(project)[name]["networks"]) == {"inside"}, name
 
 

@@ -102,7 +102,7 @@ def test_every_field_of_a_catalog_is_documented(struct: type[msgspec.Struct]) ->
 def test_every_redis_key_is_documented() -> None:
     declared = re.findall(r"^    (\{?pd:\S+) ", keys.__doc__ or "", re.MULTILINE)
     made = {
-        *(keys.USAGE, keys.USAGE_COMMITTED, keys.ACCESS_SUBJECTS, keys.ACCESS_CHANGES),
+        *(keys.USAGE, keys.USAGE_BATCHES, keys.USAGE_SET_ASIDE, keys.ACCESS_SUBJECTS, keys.ACCESS_CHANGES),
         *(keys.MODELS, keys.ACCESS_KEYS, keys.FLEET_CHANNEL, keys.gateway("<id>"), keys.grants_channel("<gateway>")),
         *(keys.workers("model"), keys.worker("model", "<id>"), keys.worker_leases("model", "<id>")),
         *(keys.calls("model"), keys.queue("model"), keys.ledger("model")),

@@ -28,6 +28,7 @@ PRELOADED: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("gateway.cli", "gateway"): ("gateway.settings", "gateway.lifecycle"),
     ("gateway.cli", "worker"): ("gateway.settings", "workers.worker"),
     ("workers.cli", "worker"): ("workers.worker",),
+    ("accounts.cli",): ("accounts.settings", "accounts.lifecycle"),
     ("tests.support.fake_worker",): ("tests.support.fake_worker",),
 }
 """How a program is named on a command line -> what it loads."""

@@ -191,6 +191,28 @@ class Stack:
             self.wait_until_ready(process)
         return process
 
+    def accounts(self, *, database_url: str = "", wait: bool = True, **settings: object) -> Process:
+        """An accounts service; gateways reach it by `accounts_url`. It waits until the database has its tables."""
+        values = {"database_url": database_url, "accounts_listen": self.accounts_socket, **settings}
+        environment = {f"PADDOCK_{name.upper()}": str(value) for name, value in values.items()}
+        name = f"accounts-{sum(one.name.startswith('accounts') for one in self.processes)}"
+        process = self.spawn(name, [sys.executable, "-m", "accounts.cli"], environment)
+        deadline = time.monotonic() + STARTUP_S
+        while wait and "accounts ready" not in process.text():
+            if process.popen.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{process.name} ended with {process.popen.poll()}:\n{process.text()[-3000:]}")
+            time.sleep(0.02)
+        process.url = self.accounts_url
+        return process
+
+    @property
+    def accounts_socket(self) -> str:
+        return str(self.folder / "accounts.sock")
+
+    @property
+    def accounts_url(self) -> str:
+        return f"unix:{self.accounts_socket}"
+
     def wait_until_ready(self, gateway: Process, timeout_s: float = STARTUP_S) -> None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:

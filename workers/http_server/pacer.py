@@ -322,7 +322,7 @@ LATELY_S = 600.0
 LOOKED_AT_BYTES = 4 << 10
 """Bytes at a request's beginning that are searched for a key; a caller whose key comes later counts as unknown."""
 
-KEY = re.compile(rb"\r\n(?:authorization:[ \t]*bearer[ \t]|x-api-key:)[ \t]*([^\r\n]+)", re.IGNORECASE)
+KEY = re.compile(rb"\r\n(?:authorization:[ \t]*bearer[ \t]|(?:x-|x-goog-)?api-key:)[ \t]*([^\r\n]+)", re.IGNORECASE)
 
 
 class KnownCallers:

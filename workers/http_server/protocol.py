@@ -52,7 +52,7 @@ LINGER_S, LINGER_BYTES = 1.0, 4 << 20
 would reset the connection, and the refusal would be lost."""
 
 END_OF_HEAD = b"\r\n\r\n"
-KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
+KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"})
 
 MALFORMED = Refusal(400, "This is no HTTP request. Send HTTP/1.1, and TLS only where the address is one of https.")
 TOO_LARGE = Refusal(

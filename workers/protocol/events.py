@@ -138,6 +138,8 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens of drafts from the caller's `prediction` that were drawn, and (`rejected_prediction_tokens`) those that
     were computed in vain. Only the first are part of `completion_tokens`."""
     rejected_prediction_tokens: int = 0
+    media_tokens: int = 0
+    """Tokens of the prompt's pictures and sounds; they are part of `prompt_tokens`."""
 
     def __add__(self, other: Usage) -> Usage:
         """Return the sum of both. Every sum of usage is made here."""
@@ -147,12 +149,13 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
             self.cached_tokens + other.cached_tokens,
             self.accepted_prediction_tokens + other.accepted_prediction_tokens,
             self.rejected_prediction_tokens + other.rejected_prediction_tokens,
+            self.media_tokens + other.media_tokens,
         )
 
     @property
     def of_prompt(self) -> Usage:
         """The prompt's part of the usage, which counts once however many answers the prompt gets."""
-        return Usage(self.prompt_tokens, 0, self.cached_tokens)
+        return Usage(self.prompt_tokens, 0, self.cached_tokens, media_tokens=self.media_tokens)
 
     @property
     def of_answer(self) -> Usage:
@@ -171,11 +174,12 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     slot: int
     num_prompt_tokens: int
     num_cached_tokens: int
+    num_media_tokens: int = 0
 
     @property
     def usage(self) -> Usage:
         """The tokens of the prompt."""
-        return Usage(self.num_prompt_tokens, 0, self.num_cached_tokens)
+        return Usage(self.num_prompt_tokens, 0, self.num_cached_tokens, media_tokens=self.num_media_tokens)
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True, tag="t"):

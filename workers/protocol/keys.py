@@ -9,8 +9,16 @@ write only the names marked with `worker`; most others are written by the gatewa
     pd:keys                           hash    gateway      key id -> its seal, and its record (JSON, SHA-256 only)
     {pd:keys}:subjects                hash    gateway      `team:NAME` and the like -> its seal, and its record (JSON)
     {pd:keys}:changes                 zset    gateway      `key:NAME`, `team:NAME` ... -> version of its last change
+    {pd:keys}:position                string  gateway      which changes of the accounts database the records have
     pd:usage                          stream  gateway      usage records of calls that ended (`accounts.protocol.usage`)
-    pd:usage:committed                hash    gateway      gateway process -> what of its usage is in the database
+    {pd:usage}:batches                hash    gateway      name of a batch of usage -> `sent`, or when it was committed
+    {pd:usage}:set-aside              stream  gateway      what came as usage and can't be written to the database
+    {pd:limits}:of:<subject>          hash    gateway      what counts towards a subject's limits (`lua/limits.lua`)
+    {pd:limits}:log:<gateway>         hash    gateway      how far a gateway process's messages about limits were run
+    {pd:limits}:calls:<gateway>       hash    gateway      subject -> calls under way at that gateway process
+    {pd:limits}:gateways              zset    gateway      gateway process -> its last sign of life, unix ms
+    {pd:limits}:round                 hash    gateway      the round of gateways' reports of what they admitted
+    {pd:limits}:used                  zset    gateway      subject that calls counted for -> when, unix ms
     pd:news                           stream  worker       what changes in each worker (`heartbeat.sealed_news`)
     pd:gateways                       zset    gateway      id of a gateway process -> unix time of its last beat
     pd:gateway:<id>                   string  gateway      heartbeat of a gateway process: unix time, seconds
@@ -91,10 +99,22 @@ MODELS = "pd:models"
 ACCESS_KEYS = "pd:keys"
 ACCESS_SUBJECTS = "{pd:keys}:subjects"
 ACCESS_CHANGES = "{pd:keys}:changes"
+ACCESS_POSITION = "{pd:keys}:position"
 """In one slot of a Redis Cluster with `pd:keys`, which is its own hash tag."""
 USAGE = "pd:usage"
 USAGE_GROUP = "ledger"
-USAGE_COMMITTED = "pd:usage:committed"
+USAGE_BATCHES = "{pd:usage}:batches"
+USAGE_SET_ASIDE = "{pd:usage}:set-aside"
+"""Both in one slot of a Redis Cluster with `pd:usage`."""
+LIMITS = "{pd:limits}:"
+"""The prefix of all names of limits: one script counts a call for all of its subjects."""
+LIMITS_GATEWAYS = LIMITS + "gateways"
+LIMITS_ROUND = LIMITS + "round"
+LIMITS_USED = LIMITS + "used"
+LIMITS_PULSE_S = 0.4
+"""Seconds between two signs of life of a gateway process about limits."""
+LIMITS_TTL_S = 6.0
+"""Seconds without a sign of life after which a gateway process's calls are not under way any more."""
 FLEET_CHANNEL = "pd:fleet"
 NEWS = "pd:news"
 NEWS_KEPT = 10_000
@@ -107,6 +127,18 @@ GATEWAYS = "pd:gateways"
 def gateway(gateway_id: str) -> str:
     """Return the name, in Redis, of a gateway's heartbeat. To workers a gateway without a heartbeat is dead."""
     return f"pd:gateway:{gateway_id}"
+
+
+def limits_subject(subject: str) -> str:
+    return f"{LIMITS}of:{subject}"
+
+
+def limits_log(process: str) -> str:
+    return f"{LIMITS}log:{process}"
+
+
+def limits_calls(process: str) -> str:
+    return f"{LIMITS}calls:{process}"
 
 
 def grants_channel(gateway_id: str) -> str:
@@ -242,9 +274,10 @@ _COMMANDS: Mapping[Role, str] = {
     "gateway": (
         "del exists get set mget incr incrby expire pexpire pttl time multi exec discard "
         "publish subscribe unsubscribe "
-        "hdel hexists hget hgetall hincrby hkeys hmget hscan hset hsetnx hstrlen "
+        "hdel hexists hget hgetall hincrby hkeys hlen hmget hscan hset hsetnx hstrlen "
         "sadd scard smembers srandmember srem sscan strlen "
-        "xack xadd xautoclaim xdel xgroup|create xlen xpending xrange xread xreadgroup xrevrange xtrim "
+        "xack xadd xautoclaim xdel xgroup|create xgroup|delconsumer xinfo|consumers "
+        "xlen xpending xrange xread xreadgroup xrevrange xtrim "
         "zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyscore "
         "zscore eval evalsha script|load"
     ),

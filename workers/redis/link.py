@@ -113,6 +113,11 @@ def cluster_of(client: redis.asyncio.Redis) -> ClusterClient | None:
     return known if isinstance(known, ClusterClient) else None
 
 
+async def run_command(client: redis.asyncio.Redis, command: Command) -> Any:
+    """Run a command that the client has no method for, and return its answer. Raises redis.RedisError, OSError."""
+    return await client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+
 def _retry(retries: int) -> Retry:
     return Retry(NoBackoff(), retries, supported_errors=(ConnectionError,))
 

@@ -21,7 +21,7 @@ OF_CHART = frozenset(
     {
         *("config", "state_dir", "redis_url", "worker_secret", "log_format"),
         *("accounts_listen", "accounts_url", "database_url", "gateway_secret"),
-        *("host", "port", "gateway_id", "catalog", "api_key", "api_keys", "metrics_key", "otlp_headers"),
+        *("host", "port", "gateway_id", "catalog", "api_key", "api_keys", "metrics_key", "oidc", "otlp_headers"),
         *("model", "alias", "worker_id", "worker_host", "worker_port", "worker_address", "workers_on_machine"),
         *("cache_dir", "cache_secret", "black_box", "model_spec"),
         *OF_CATALOG,

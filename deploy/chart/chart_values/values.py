@@ -156,7 +156,7 @@ def secrets() -> Schema:
     )
     return fields(
         existingSecret=text(OPTIONAL_DNS),
-        existingSecretHolds=several(one_of("api-keys", "cache-secret", "hf-token", "metrics-key")),
+        existingSecretHolds=several(one_of("api-keys", "cache-secret", "hf-token", "metrics-key", "oidc")),
         apiKey=text(),
         workerSecret=text(),
         gatewaySecret=text(),
@@ -169,6 +169,7 @@ def secrets() -> Schema:
         hfToken=text(),
         metricsKey=text(METRICS_KEY),
         apiKeys=several(with_required(key, "name", "sha256")),
+        oidc={"type": "object"},
     )
 
 

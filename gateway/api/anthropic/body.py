@@ -94,7 +94,7 @@ class MessagesBody(PromptBody, SamplingBody, HintsBody, LoraBody):
     stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
 
 
-_LABEL = "a label for the provider's own bookkeeping"
+_LABEL = "a label for the provider's own bookkeeping; its `user_id` counts if the key may name end users (docs/keys.md)"
 _CACHE = "the prompt cache finds what it knows by itself"
 
 IGNORED = {

@@ -17,11 +17,11 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from gateway.api.media.addresses import USUAL_PORTS, is_listed, why_refused
 from gateway.api.media.attachments import DEFAULT_MAX_BYTES, MIB, UNTOLD
 from gateway.api.media.kinds import bare_type, is_text, kind_of_type
 from gateway.dispatch.team_turns import TeamTurns
 from gateway.errors import InvalidRequest, NotSupported, PaddockError
+from workers.process.addresses import USUAL_PORTS, is_listed, why_refused
 from workers.process.resolver import RESOLVER
 
 AT_ONCE, AT_ONCE_PER_TEAM = 16, 4

@@ -100,10 +100,11 @@ class CompletionBody(SamplingBody, TokenProbsBody, ResponseFormatBody, HintsBody
     stop: Stop | None = None
 
 
+END_USER = "a label for the provider's own bookkeeping, unless the key may name end users (docs/keys.md)"
 LABELS = {
     "metadata": "a label for the provider's own bookkeeping",
-    "safety_identifier": "a label for the provider's own bookkeeping",
-    "user": "a label for the provider's own bookkeeping",
+    "safety_identifier": END_USER,
+    "user": END_USER,
 }
 
 SERVER_SIDE = {

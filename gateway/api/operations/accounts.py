@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import quote
 
 import aiohttp
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from accounts.protocol.caller import HEADER, Caller, seal_caller
+from gateway.access.proxies import TrustedProxies
 from gateway.api.http.diagnostics import name_headers, origin_headers, request_log_of
 from gateway.api.intake.body import read_body
 from gateway.back_pressure import accounts_unavailable
@@ -28,7 +30,12 @@ TIMEOUT_S, CONNECT_S = 60.0, 5.0
 """Maximum seconds between two pieces of an answer, and for connecting."""
 PASSED_ON = frozenset({"accept", "content-type", "cookie", "idempotency-key"})
 """Request headers that the accounts service gets."""
-PASSED_BACK = frozenset({"content-type", "content-disposition", "content-length", "location", "retry-after"})
+PASSED_BACK = frozenset(
+    {
+        *("content-type", "content-disposition", "content-length", "location", "retry-after"),
+        *("cache-control", "content-security-policy", "referrer-policy", "x-content-type-options"),
+    }
+)
 """Headers of its answers that callers get; `set-cookie` as well."""
 UNIX = "unix:"
 
@@ -36,8 +43,9 @@ UNIX = "unix:"
 class AccountsRoute:
     """The handler of every route that the accounts service answers."""
 
-    def __init__(self, url: str, secret: str) -> None:
+    def __init__(self, url: str, secret: str, proxies: TrustedProxies) -> None:
         """`url`: `http://HOST:PORT`, or `unix:PATH` of its socket; empty: there is no accounts service."""
+        self._proxies = proxies
         self._path = url.removeprefix(UNIX) if url.startswith(UNIX) else ""
         self._base = URL("http://accounts" if self._path else url)
         self._is_set_up = bool(url)
@@ -49,7 +57,11 @@ class AccountsRoute:
         """Hold the connections to the accounts service for the length of the block."""
         connector = aiohttp.UnixConnector(self._path) if self._path else aiohttp.TCPConnector()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=TIMEOUT_S)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+        # Cookies are the callers': one kept here would go out with the requests of all others.
+        jar = aiohttp.DummyCookieJar()
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=jar
+        ) as session:
             self._session = session
             yield
 
@@ -63,8 +75,10 @@ class AccountsRoute:
         request = Request(scope)
         body = await read_body(scope, receive, MAX_BODY_BYTES, remedy=BODY_REMEDY)
         headers = {name: value for name, value in request.headers.items() if name in PASSED_ON}
-        headers[HEADER] = seal_caller(_caller(principal, request), self._secret)
-        url = self._base.with_path(scope["path"]).with_query(scope["query_string"].decode("latin-1"))
+        headers[HEADER] = seal_caller(self._caller(principal, request), self._secret)
+        # The query is sent as it came: it is encoded already.
+        target = f"{quote(scope['path'])}?{scope['query_string'].decode('latin-1')}".removesuffix("?")
+        url = URL(f"{self._base.origin()}{target}", encoded=True)
         try:
             async with self._session.request(
                 request.method, url, data=body, headers=headers, allow_redirects=False
@@ -75,20 +89,19 @@ class AccountsRoute:
                 raise  # the answer has begun: the connection ends without the rest
             raise accounts_unavailable() from error
 
-
-def _caller(principal: Principal, request: Request) -> Caller:
-    known = bool(principal.key_id)
-    return Caller(
-        key=principal.key_id,
-        user=principal.user,
-        team=principal.team,
-        organisation=principal.organisation if known else "",
-        role=principal.role if known else None,
-        address=request.client.host if request.client else "",
-        request_id=request_log_of(request.scope).request_id,
-        url=f"{request.url.scheme}://{request.url.netloc}",
-        at=time.time(),
-    )
+    def _caller(self, principal: Principal, request: Request) -> Caller:
+        known = bool(principal.key_id)
+        return Caller(
+            key="" if principal.by_token else principal.key_id,
+            user=principal.user,
+            team=principal.team,
+            organisation=principal.organisation if known else "",
+            role=principal.role if known else None,
+            address=self._proxies.address_of(request.scope),
+            request_id=request_log_of(request.scope).request_id,
+            url=f"{self._proxies.scheme_of(request.scope)}://{request.url.netloc}",
+            at=time.time(),
+        )
 
 
 async def _pass_back(answer: aiohttp.ClientResponse, scope: Scope, send: Send) -> None:

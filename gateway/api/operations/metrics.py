@@ -8,7 +8,7 @@ between which the event loop runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
@@ -33,7 +33,8 @@ def metrics_route_token(metrics_key: str) -> RouteToken:
     """Return the token of both routes, for operators who limit who may read them.
 
     Limiting them is useful: a team's counters, read before and after a call, show how long the call's prompt was."""
-    return RouteToken(metrics_key, "Only the key of PADDOCK_METRICS_KEY or an admin's API key may read metrics.")
+    refusal = "Only the key of PADDOCK_METRICS_KEY, or an API key with the role `metrics` or `admin`, may read metrics."
+    return RouteToken(metrics_key, refusal, frozenset({"admin", "metrics"}))
 
 
 class MetricsPage:
@@ -43,19 +44,19 @@ class MetricsPage:
         self,
         registry: CollectorRegistry,
         update: Callable[[], None],
-        shared_port: int | None = None,
+        shared_ports: Collection[int] = (),
         targets: Sequence[str] = (),
     ) -> None:
-        """`update` is called at each scrape, to set the gauges. `shared_port`: the port that other gateways accept
+        """`update` is called at each scrape, to set the gauges. `shared_ports`: the ports that other gateways accept
         connections on as well; `targets`: addresses at which each of them is scraped."""
         self._page = Page(registry, update)
-        self._shared_port, self._targets = shared_port, targets
+        self._shared_ports, self._targets = shared_ports, targets
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the page. Raises NotSupported on the shared port: each scrape would find another gateway, so that
         every counter would seem to jump."""
         port = scope["server"][1]  # None: the request came by the Unix socket, which several gateways share as well
-        if self._shared_port is not None and port in (None, self._shared_port):
+        if self._shared_ports and (port is None or port in self._shared_ports):
             raise NotSupported(
                 f"{len(self._targets)} gateways share this port, each with metrics of its own. Scrape all of "
                 f"{', '.join(self._targets)}; GET /metrics/targets lists them for Prometheus."

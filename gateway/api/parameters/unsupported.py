@@ -12,7 +12,7 @@ reference and its API; llama-cpp-python's server (`llama_cpp/server/types.py`); 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -42,7 +42,8 @@ def read_body(
     """Return the parsed body. `unread`: the dialect's tables of ignored parameters and of refused ones.
 
     Raises InvalidRequest and UnsupportedParameter, each naming the parameter by its path."""
-    kept = _rename_synonyms(kind, sift(document, *unread, ignored), ignored)
+    of_end_user = frozenset[str]() if ignored.end_user is None else ignored.end_user.read(document)
+    kept = _rename_synonyms(kind, sift(document, *unread, ignored, of_end_user), ignored)
     try:
         return kind.model_validate(kept, context=ignored)
     except ValidationError as error:
@@ -52,18 +53,24 @@ def read_body(
 
 
 def sift(
-    document: dict[str, Any], known: Mapping[str, str], refused: Mapping[str, Refusal], ignored: Ignored
+    document: dict[str, Any],
+    known: Mapping[str, str],
+    refused: Mapping[str, Refusal],
+    ignored: Ignored,
+    of_end_user: Container[str] = (),
 ) -> dict[str, Any]:
     """Return the parameters that are neither in `known` nor in `refused`; note the ignored ones in `ignored`.
 
-    `known`: ignored parameter -> reason. Null counts as not sent. Raises UnsupportedParameter for the first refused."""
+    `known`: ignored parameter -> reason; those in `of_end_user` are not ignored, as they name the end user. Null counts
+    as not sent. Raises UnsupportedParameter for the first refused."""
     kept: dict[str, Any] = {}
     for name, value in document.items():
         if value is None:
             continue
         refusal = refused.get(name)
         if name in known:
-            ignored.note(name)
+            if name not in of_end_user:
+                ignored.note(name)
         elif refusal is None:
             kept[name] = value
         elif _harmless(value, refusal.harmless):

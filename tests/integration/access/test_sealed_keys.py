@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from gateway.errors import AuthenticationFailed
 from gateway.settings import known_settings
 from gateway.store.client import connect
 from gateway.store.outage import Unreadable
-from tests.integration.admission.test_fleet_bounds import turns
 from tests.support.redis_server import RedisServer
 from workers.protocol import keys
 
@@ -38,7 +35,7 @@ def server() -> Iterator[RedisServer]:
 @pytest.fixture
 async def client(server: RedisServer) -> AsyncIterator[redis.asyncio.Redis]:
     async with connect(server.url_of("gateway")) as connected:
-        await connected.delete(keys.ACCESS_KEYS)
+        await connected.delete(keys.ACCESS_KEYS, keys.ACCESS_SUBJECTS, keys.ACCESS_CHANGES)
         yield connected
 
 
@@ -78,7 +75,7 @@ async def test_a_record_without_the_right_seal_makes_no_key(
     target = await known(client, refused)
     assert not admits(target, "pk-mine")
     assert admits(target, "pk-first")
-    assert refused == ["pd:keys"] * 2
+    assert refused == ["pd:keys"]
     [line] = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
     assert "paddock key add" in line
     assert "PADDOCK_GATEWAY_SECRET" in line
@@ -105,36 +102,6 @@ async def test_a_first_record_of_an_earlier_version_is_written_anew(
     value = await client.hget(keys.ACCESS_KEYS, "first")
     assert value is not None
     assert open_record(value, SECRET) == first_record("pk-old")
-
-
-MANY = 10_000
-
-
-async def test_many_keys_take_little_of_the_event_loop(client: redis.asyncio.Redis) -> None:
-    """Only what has changed is opened; a key that is taken away or changed is so within one reading."""
-    records = [AccessRecord(name=f"key{number}", sha256=digest(f"pk-{number}")) for number in range(MANY)]
-    await client.hset(keys.ACCESS_KEYS, mapping={one.name: seal_record(one, SECRET) for one in records})
-    target, refused = Keys(), list[str]()
-    store = KeyStore(client, SECRET, target, (), first_record("pk-first"), Unreadable(refused.append))
-    took_s = []
-    for _ in range(3):
-        gc.collect()
-        begun = time.thread_time()
-        await store.refresh()
-        took_s.append(time.thread_time() - begun)
-    assert took_s[2] < took_s[0] / 2, took_s
-    async with turns() as longest:
-        await store.refresh()
-        assert longest[0] < 0.03
-    assert len(target) == MANY + 1
-    await client.hdel(keys.ACCESS_KEYS, "key1")
-    await client.hset(keys.ACCESS_KEYS, "key2", seal_record(AccessRecord(name="key2", sha256=digest("pk-x")), SECRET))
-    await client.hset(keys.ACCESS_KEYS, "key3", b"spoilt")
-    await store.refresh()
-    assert [admits(target, f"pk-{each}") for each in (0, 1, 2, 3, "x", MANY - 1)] == [True, *[False] * 3, True, True]
-    assert admits(target, "pk-first")
-    assert refused == ["pd:keys"]
-    await client.delete(keys.ACCESS_KEYS)
 
 
 def names_in(server: RedisServer) -> set[str]:

@@ -34,7 +34,7 @@ from workers.llama.media.projector import Embeddings, Projector
 from workers.llama.model import Model
 from workers.llama.native import EncodeFailed
 from workers.models.spec import LlamaSettings
-from workers.protocol.events import CallFailed, Failed, Failure, FailureCode, Logprobs
+from workers.protocol.events import CallFailed, Failed, Failure, FailureCode, Logprobs, Started
 
 BEFORE = "system\nYou see and hear. " + "Once upon a time there was a cat. " * 8 + "Say what"
 AFTER = "was there, and what was not?"
@@ -179,6 +179,16 @@ def expected(eyes: SeeingBench, chunks: list[Chunk], num_tokens: int = NUM_ANSWE
 def test_an_answer_is_that_of_a_context_driven_by_hand(eyes: SeeingBench) -> None:
     for seeds in (1,), (2, 1):
         assert eyes.answer(eyes.request(*seeds))[0] == expected(eyes, eyes.chunks(*seeds))
+
+
+def test_usage_tells_the_cells_of_pictures_and_sounds(eyes: SeeingBench) -> None:
+    request = eyes.request(1, 2)
+    num_media = sum(chunk.num_cells for chunk in eyes.chunks(1, 2) if not isinstance(chunk, TextChunk))
+    eyes.said(request)
+    (started,) = [event for event in eyes.bench.heard.calls[request.key] if isinstance(event, Started)]
+    usage = eyes.bench.heard.finished(request.key).usage
+    assert started.num_media_tokens == usage.media_tokens == num_media > 0
+    assert usage.prompt_tokens > num_media
 
 
 def test_a_second_turn_computes_only_what_is_new(eyes: SeeingBench) -> None:

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 import redis
 
+from accounts.protocol.key_format import PATTERN, is_whole
 from accounts.protocol.records import AccessRecord, digest, open_record, seal_record
 from gateway.admission.admission import KNOWN_AFTER_S
 from tests.support.caller import calling
@@ -103,7 +104,8 @@ async def test_two_gateways_that_start_at_once_agree_on_the_first_key(tmp_path: 
         assert stat.S_IMODE(files[0].stat().st_mode) == 0o600
         assert [path.name for path in files[0].parent.iterdir()] == ["first-key"]
         key = files[0].read_text().strip()
-        assert re.fullmatch(r"pk-[A-Za-z0-9_-]{43}", key)
+        assert re.fullmatch(PATTERN, key)
+        assert is_whole(key)
         for process in processes.values():
             async with calling(process.url, key, "m") as asking:
                 async with asking.session.get(f"{process.url}/v1/models") as response:

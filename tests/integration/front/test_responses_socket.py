@@ -278,7 +278,7 @@ async def test_frames_that_nobody_may_send(stack: Stack, gateway: Process) -> No
 
 
 async def test_a_key_that_is_withdrawn(stack: Stack, gateway: Process) -> None:
-    """Gateways look every three seconds."""
+    """Its record is written without a version, as an earlier version of Paddock does."""
     key, name = "pk-guest-0123456789", "guest"
     record = seal_record(AccessRecord(name=name, team="guests", sha256=digest(key)), stack.gateway_secret)
     with redis.Redis(unix_socket_path=str(stack.redis.socket)) as client:

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.commands.listeners import number_of_gateways
 from tests.integration.supervisor.conftest import Program, Programs, wait_until
+from tests.support.stack import free_port
 
 NUM_CALLERS = 4
 GATEWAYS = 2
@@ -89,6 +90,32 @@ def test_each_gateway_shows_its_own_metrics_and_callers_are_shared_out(up: Progr
         group["targets"][0] for group in json.loads(get(f"{url}/metrics/targets")) if "gateway" in group["labels"]
     ]
     assert [f"http://{target}" for target in listed] == own
+
+
+def status(url: str, key: str) -> int:
+    asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_gateways_share_a_port_for_admins_as_well(programs: Programs, model: Path) -> None:
+    admin_port = free_port()
+    flags = ("--workers", "1", "--slots", "4", "--model", str(model), "--alias", "tale", "--log-level", "info")
+    started = programs.start(
+        "up", "--port", "0", "--gateways", str(GATEWAYS), "--admin-port", str(admin_port), "--accounts", "false", *flags
+    )
+    started.until("Ctrl-C stops everything")
+    url, own = addresses(started)
+    admin = f"http://127.0.0.1:{admin_port}"
+    key = (started.state / "first-key").read_text().strip()
+    for _ in range(4):  # each connection may find another gateway
+        assert [status(f"{each}/admin/explain?model=tale", key) for each in (url, *own, admin)] == [404, 404, 404, 200]
+        assert [status(f"{each}/admin/whoami", key) for each in (url, admin)] == [404, 501]
+        assert [status(f"{each}/v1/models", key) for each in (url, admin)] == [200, 200]
+        assert [status(f"{each}/metrics", key) for each in (url, own[0], admin)] == [501, 200, 501]
 
 
 def test_gateways_are_replaced_one_after_the_other_without_a_failed_call(up: Program) -> None:

@@ -254,6 +254,11 @@ class Prompt:
         """Return the number of cells."""
         return len(self.tokens)
 
+    @property
+    def num_media_cells(self) -> int:
+        """Return how many of the cells are of pictures and sounds."""
+        return sum([one.num_cells for one in self.spans])
+
     def ids(self) -> Tokens:
         """Return the numbers that stand for the cells in the prefix index and in the names of saved blocks."""
         ids = np.array(self.tokens, dtype=np.int32) if self.spans else np.asarray(self.tokens, dtype=np.int32)

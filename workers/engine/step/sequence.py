@@ -176,7 +176,7 @@ class Sequence(CachedSequence):
         """Emit `Started` for a call in its first slot. The cached part of its prompt must be in the KV cache by now."""
         self.slot = slot
         self.started_at = now
-        events.append(Started(self.key, slot, self.num_prompt, self.num_cached))
+        events.append(Started(self.key, slot, self.num_prompt, self.num_cached, self.prompt.num_media_cells))
         self.tell_progress(now, events)
 
     def tell_progress(self, now: float, events: list[CallEvent]) -> None:
@@ -271,13 +271,15 @@ class Sequence(CachedSequence):
 
     def finished(self, reason: FinishReason, now: float) -> Finished:
         """Return the last event of a call that ended."""
-        usage = Usage(self.num_prompt, self.num_predicted, self.num_cached)
+        num_media = self.prompt.num_media_cells
+        usage = Usage(self.num_prompt, self.num_predicted, self.num_cached, media_tokens=num_media)
         if self.drafts is not None and self.request.prediction:
             # Of an answer that its caller has ended, tokens were dropped that had been drafted and drawn.
             num_accepted = min(self.drafts.num_foretold, self.num_predicted)
             num_drafted = self.drafts.num_of_prediction
+            rejected = num_drafted - num_accepted
             usage = Usage(
-                self.num_prompt, self.num_predicted, self.num_cached, num_accepted, num_drafted - num_accepted
+                self.num_prompt, self.num_predicted, self.num_cached, num_accepted, rejected, media_tokens=num_media
             )
         is_full = reason is FinishReason.LENGTH and self.num_prompt + self.num_predicted >= self._n_ctx
         truncated = self.shifted or is_full

@@ -142,7 +142,7 @@ class Delivery:
                 self._metrics.started(event, record.started_at - record.began_at)
                 if call.adverts is not None:
                     call.adverts.started()
-                frame.append(Started(listing.number, event.slot, event.num_prompt_tokens, event.num_cached_tokens))
+                frame.append(replace(event, call=listing.number))
             case Finished():
                 reason, usage = event.reason, event.usage
                 if call.parser is not None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
-from gateway.access.control import STARTS_PER_TURN, TeamStarts
+from gateway.access.team_starts import STARTS_PER_TURN, TeamStarts
 from gateway.api.dialect import SHAPE
 from gateway.api.http.diagnostics import begin_request_log
 from gateway.api.http.sockets import Socket

@@ -17,6 +17,8 @@ KEY = b"pk-one-0123456789"
         b"Authorization:bearer  %b ",
         b"AUTHORIZATION: BEARER\t%b",
         b"x-api-key: %b",
+        b"Api-Key: %b",
+        b"x-goog-api-key:%b",
         b"X-Api-Key:%b\t",
     ],
 )

@@ -1,4 +1,4 @@
-"""Decides which hosts and addresses files may be fetched from. Pure.
+"""Decides which hosts and addresses this process may fetch files from and send events to. Pure.
 
 A gateway stands inside a network that its callers are not in: a URL must not become a way to what listens there.
 """

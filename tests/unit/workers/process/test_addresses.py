@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.api.media.addresses import is_listed, why_refused
+from workers.process.addresses import is_listed, why_refused
 
 PUBLIC = [
     "93.184.216.34",

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.access import control
-from gateway.access.control import LONG_TURN_S, TeamStarts
+from gateway.access import team_starts
+from gateway.access.team_starts import LONG_TURN_S, TeamStarts
 
 
 async def begin(starts: TeamStarts, team: str, begun: list[str]) -> None:
@@ -50,7 +50,7 @@ async def test_a_crowd_whose_requests_take_long_begins_fewer_and_rests_while_oth
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(control, "thread_time", lambda: now)
+    monkeypatch.setattr(team_starts, "thread_time", lambda: now)
     starts, begun, turns = TeamStarts(per_turn=4), list[str](), list[int]()
 
     async def heavy() -> None:
@@ -81,7 +81,7 @@ async def test_a_crowd_whose_requests_take_long_begins_fewer_and_rests_while_oth
 
 async def test_a_team_that_is_alone_never_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(control, "thread_time", lambda: now)
+    monkeypatch.setattr(team_starts, "thread_time", lambda: now)
     starts, begun = TeamStarts(per_turn=4), list[str]()
 
     async def heavy() -> None:
@@ -103,7 +103,7 @@ async def test_only_teams_that_began_half_of_a_long_turn_rest(
 ) -> None:
     """Many teams that each ask a little make a turn long together: none of them would begin anything in its pause."""
     now = 0.0
-    monkeypatch.setattr(control, "thread_time", lambda: now)
+    monkeypatch.setattr(team_starts, "thread_time", lambda: now)
     starts, begun = TeamStarts(per_turn=1), list[str]()
 
     async def heavy(team: str) -> None:

@@ -1,0 +1,1 @@
+"""The operations on organisations, teams, users, keys and aliases: in the database, audited, and published to Redis."""

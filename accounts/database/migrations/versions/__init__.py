@@ -1,0 +1,1 @@
+"""The migrations, each a step from the one before."""

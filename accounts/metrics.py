@@ -1,0 +1,63 @@
+"""The metrics of the accounts service: each is declared here, once, where it is created."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from workers.metrics.types import Group, ProcessMetrics, When
+
+DELIVERED, FAILED, GIVEN_UP = "delivered", "failed", "given_up"
+TRIES = (DELIVERED, FAILED, GIVEN_UP)
+"""How a try to send an event to the webhook can end."""
+
+
+class Metrics:
+    """All metrics of the process. One thread counts each; any thread may collect them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        ledger, budgets = Group("The ledger", registry), Group("Budgets and webhooks", registry)
+        self.records_written = ledger.counter(
+            "paddock_ledger_records_total", "usage records of calls that were written to the database"
+        )
+        self.records_repeated = ledger.counter(
+            "paddock_ledger_repeated_records_total", "usage records that came again and were not counted again"
+        )
+        self.ledger_lag = ledger.gauge(
+            "paddock_ledger_lag_seconds",
+            "from a call's end to the record of it in the database, of the oldest call written last; grows while the "
+            "database takes none",
+            when=When.HAPPENS,
+        )
+        self.rows_deleted = ledger.counter(
+            "paddock_ledger_deleted_rows_total",
+            "rows deleted because they were older than is kept, by `table`",
+            ("table",),
+        )
+        self.budgets_warned = budgets.gauge(
+            "paddock_budgets_over_threshold",
+            "budgets that have passed a threshold of theirs in the period that runs",
+            when=When.HAPPENS,
+        )
+        self.budgets_spent = budgets.gauge(
+            "paddock_budgets_spent", "budgets that are spent in the period that runs", when=When.HAPPENS
+        )
+        self.budget_warnings = budgets.counter(
+            "paddock_budget_warnings_total", "thresholds of budgets that were passed, by the budget's `kind`", ("kind",)
+        )
+        self.counters_raised = budgets.counter(
+            "paddock_limit_counters_raised_total",
+            "counters of days, months and budgets in Redis that were lower than the ledger, and were raised to it",
+        )
+        self.webhooks_pending = budgets.gauge(
+            "paddock_webhooks_pending", "events that the webhook has not taken yet", when=When.HAPPENS
+        )
+        self.webhooks = budgets.counter(
+            "paddock_webhook_tries_total",
+            "tries to send an event to the webhook: `delivered`, `failed` (to be tried again), `given_up`",
+            ("outcome",),
+        )
+        for outcome in TRIES:
+            self.webhooks.labels(outcome)
+        self.process = ProcessMetrics(registry)
+        self.groups = (ledger, budgets, self.process.group)

@@ -1,0 +1,1 @@
+"""OpenID Connect as gateways and the accounts service both use it: a provider's documents and keys, tokens, claims."""

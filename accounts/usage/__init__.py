@@ -1,0 +1,1 @@
+"""The usage of calls: pages, sums, exports, LiteLLM's spend logs, and how long all is kept."""

@@ -1,0 +1,49 @@
+"""Writes the migration that takes the accounts database from its last migration to `accounts/database/schema.py`.
+
+    python deploy/database/write_migration.py NUMBER TITLE          such as: 0002 "Add the region of a team"
+    python deploy/database/write_migration.py --first               writes the first one anew; only before a release
+
+Read what it wrote: a renamed column is one dropped and one added to it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from alembic import command
+
+from accounts.database.database import open_database
+from accounts.database.upgrade import FOLDER, configuration
+
+FIRST = ("0001", "Make all tables.")
+
+
+def main(args: list[str]) -> int:
+    """Write the migration and return the exit code."""
+    versions = FOLDER / "versions"
+    number, title = FIRST if args == ["--first"] else args
+    if args == ["--first"]:
+        for file in versions.glob("step_*.py"):
+            file.unlink()
+    with tempfile.TemporaryDirectory() as folder:
+        database = open_database("", Path(folder))
+        with database.transaction() as connection:
+            config = configuration(connection)
+            config.set_main_option("file_template", "step_%%(rev)s")
+            command.upgrade(config, "head")
+            command.revision(config, title, autogenerate=True, rev_id=number)
+        database.close()
+    file = versions / f"step_{number}.py"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if "# ###" not in line))
+    subprocess.run([sys.executable, "-m", "ruff", "format", "-q", str(file)], check=True)
+    subprocess.run([sys.executable, "-m", "ruff", "check", "-q", "--fix", str(file)], check=True)
+    print(f"wrote {file}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

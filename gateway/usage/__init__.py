@@ -1,0 +1,1 @@
+"""The usage of calls: recorded once per call, kept on disk until the ledger has it, and sent there through Redis."""

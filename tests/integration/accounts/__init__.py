@@ -1,0 +1,1 @@
+"""The accounts service with real databases and a real Redis."""

@@ -1,0 +1,1 @@
+"""Parts of the accounts service that need neither database nor Redis."""
