@@ -12,11 +12,19 @@ import redis.asyncio
 from starlette.types import ASGIApp
 
 from accounts.access.changes import Changes
+from accounts.access.declaration import Declarations
+from accounts.access.keys import Keys
 from accounts.access.mirror import Adoption, Mirror
 from accounts.access.publisher import Publisher
-from accounts.api.api import WHOAMI, build_api
+from accounts.access.subjects import Subjects
+from accounts.api.api import WHOAMI, RouteRow, build_api
+from accounts.api.apply import ApplyRoute
+from accounts.api.audit import AuditRoutes
+from accounts.api.document import Document
+from accounts.api.keys import KeyRoutes
+from accounts.api.subjects import subject_rows
 from accounts.database.database import Database, open_database
-from accounts.database.upgrade import upgrade
+from accounts.database.upgrade import SchemaKeeper
 from accounts.oidc.providers import Providers
 from accounts.protocol.sign_on import read_sign_on
 from accounts.settings import AccountsSettings
@@ -25,7 +33,7 @@ from workers import secret_file
 
 
 class Part(Protocol):
-    """A part of the service that works in the background until it is cancelled."""
+    """A part of the service that works in the background until it is cancelled, once the database has its tables."""
 
     async def run(self) -> None: ...
 
@@ -36,27 +44,47 @@ class Accounts:
 
     asgi: ASGIApp
     database: Database
+    keeper: SchemaKeeper
     parts: tuple[Part, ...]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the background parts while the caller's block runs; a part that fails ends the block."""
         async with asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(part.run()) for part in self.parts]
+            working = tasks.create_task(self._work())
             try:
                 yield
             finally:
-                for task in background:
-                    task.cancel()
+                working.cancel()
+
+    async def _work(self) -> None:
+        await self.keeper.run()
+        async with asyncio.TaskGroup() as tasks:
+            for part in self.parts:
+                tasks.create_task(part.run())
 
 
 def build(settings: AccountsSettings, redis: redis.asyncio.Redis) -> Accounts:
-    """Build an accounts service. Raises DatabaseUnusable, OSError (the state folder can't be written)."""
+    """Build an accounts service.
+
+    Raises DatabaseUnusable, SignOnInvalid, OSError (the state folder can't be written)."""
     secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
     database = open_database(settings.database_url, settings.state_dir)
-    mirror, adoption = Mirror(database, secret), Adoption(database, secret)
-    publisher = Publisher(redis, mirror, adoption)
-    sign_on = sign_on_part(Providers(read_sign_on(settings.oidc)), Changes(database, publisher))
-    upgrade(database)
-    adoption.prepare()
-    return Accounts(build_api((WHOAMI, *sign_on.rows), secret), database, (publisher, sign_on))
+    adoption = Adoption(database, secret)
+    keeper = SchemaKeeper(database, adoption.prepare)
+    publisher = Publisher(redis, Mirror(database, secret), adoption)
+    changes = Changes(database, publisher)
+    sign_on = sign_on_part(Providers(read_sign_on(settings.oidc)), changes)
+    rows = (WHOAMI, *access_rows(changes, secret), *sign_on.rows)
+    document = Document(rows)
+    return Accounts(build_api((*rows, *document.rows()), secret), database, keeper, (publisher, sign_on))
+
+
+def access_rows(changes: Changes, secret: str) -> tuple[RouteRow, ...]:
+    """Return the routes of organisations, teams, users, keys and aliases."""
+    return (
+        *KeyRoutes(Keys(changes, secret)).rows(),
+        *subject_rows(Subjects(changes)),
+        *AuditRoutes(changes.database).rows(),
+        *ApplyRoute(Declarations(changes)).rows(),
+    )

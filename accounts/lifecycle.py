@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from accounts.app import build
 from accounts.database.database import DatabaseUnusable
+from accounts.database.upgrade import DatabaseTooNew
 from accounts.protocol.sign_on import SignOnInvalid
 from accounts.settings import AccountsSettings, socket_path
 from workers.http_server.acceptor import raise_limit
@@ -49,6 +50,11 @@ def run(settings: AccountsSettings) -> int:
         return int(asyncio.run(_live(settings)))
     except (DatabaseUnusable, SignOnInvalid, BadRedisUrl) as error:
         print(f"paddock accounts: {error}", file=sys.stderr)
+        return int(Exit.USAGE)
+    except ExceptionGroup as group:
+        if (too_new := group.subgroup(DatabaseTooNew)) is None:
+            raise
+        print(f"paddock accounts: {too_new.exceptions[0]}", file=sys.stderr)
         return int(Exit.USAGE)
     except PortTaken as error:
         print(f"paddock accounts: {error}", file=sys.stderr)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, or_
+from sqlalchemy import ColumnElement, Connection, or_, select
 
 from accounts.access import editing, records, rights
 from accounts.access.changes import Change, Changes
@@ -59,7 +59,7 @@ class Keys:
                 return self._repeated_mint(change, there, request)
             if "team" not in fields and not actor.is_admin:
                 fields["team"] = actor.team
-            self.apply_duration(fields, change.now)
+            apply_duration(fields, change.now)
             secret, created_at = new_key(), change.now
             if request:
                 secret = derived_key(self._gateway_secret, name, request, f"{created_at!r}")
@@ -67,7 +67,7 @@ class Keys:
             after = editing.edited(KEY, blank, name, fields)
             if after.record.expires_at is not None and after.record.expires_at <= change.now:
                 raise Invalid("The key would have expired already; name a later time.", param="expires_at")
-            self.require_possible(change, after.record)
+            require_possible(change, after.record)
             rights.require_within(actor, own_record(change), _team(change, after.record.team), after.record)
             made = change.save("create", KEY, None, after)
         return Minted(secret=secret, key=made, is_published=change.is_published)
@@ -97,9 +97,9 @@ class Keys:
         with self._changes.begin(actor) as change:
             before = _seen(change.connection, actor, name)
             rights.require_key_managed(actor, before.record)
-            self.apply_duration(fields, change.now)
+            apply_duration(fields, change.now)
             after = editing.edited(KEY, before, name, fields)
-            self.require_possible(change, after.record)
+            require_possible(change, after.record)
             if action == "update":  # a manager may block what it could not make
                 rights.require_within(actor, own_record(change), _team(change, after.record.team), after.record)
             if after == before:
@@ -147,35 +147,6 @@ class Keys:
             )
         return Minted(secret=secret, key=rotated, is_published=change.is_published)
 
-    def require_possible(self, change: Change, record: AccessRecord) -> None:
-        """Raise Invalid if the key's team or user is not there, or the user is no member of the team."""
-        if records.find(change.connection, TEAM, record.team) is None:
-            raise Invalid(f"There is no team {record.team!r}; make it first.", param="team")
-        if not record.user:
-            return
-        user = records.find(change.connection, USER, record.user)
-        if user is None:
-            raise Invalid(f"There is no user {record.user!r}; make it first.", param="user")
-        role = role_in(user.record.teams.get(record.team), user.record.admin)
-        if role is None:
-            raise Invalid(f"{record.user} is no member of the team {record.team!r}.", param="user")
-        if rights.RANKS.get(record.granted_role, 0) > rights.RANKS[role]:
-            raise Invalid(
-                f"{record.user} has the role {role} in {record.team!r}, and a key can't have more.", param="role"
-            )
-
-    @staticmethod
-    def apply_duration(fields: dict[str, Any], now: float) -> None:
-        """Replace `duration_s`, if it is given, by the time at which the key expires."""
-        if "duration_s" not in fields:
-            return
-        duration = fields.pop("duration_s")
-        if isinstance(duration, bool) or not isinstance(duration, int | float) or not 0 < duration <= MAX_LIFE_S:
-            raise Invalid("`duration_s` is a number of seconds above 0.", param="duration_s")
-        if "expires_at" in fields:
-            raise Invalid("Give `duration_s` or `expires_at`, not both.", param="duration_s")
-        fields["expires_at"] = now + duration
-
     def _repeated_mint(self, change: Change, there: Key, request: str) -> Minted:
         """Return the key that an earlier request with the same idempotency key made. Raises Conflict."""
         if request and there.request == request and there.created_by == change.actor.name:
@@ -185,6 +156,38 @@ class Keys:
                 rights.require_key_opened(change.actor, own_record(change), team, there.record)
                 return Minted(secret=secret, key=there, is_published=True)
         raise Conflict(f"There is a key {there.record.name!r} already; give this one another name.")
+
+
+def require_possible(change: Change, record: AccessRecord) -> None:
+    """Raise Invalid if the key's team or user is not there, or the user is no member of the team; Conflict if there
+    is the key under another name."""
+    same = select(api_keys.c.name).where(api_keys.c.sha256 == record.sha256, api_keys.c.name != record.name)
+    if (other := change.connection.execute(same).scalar()) is not None:
+        raise Conflict(f"The key {other!r} has the same hash; make another key.", param="sha256")
+    if records.find(change.connection, TEAM, record.team) is None:
+        raise Invalid(f"There is no team {record.team!r}; make it first.", param="team")
+    if not record.user:
+        return
+    user = records.find(change.connection, USER, record.user)
+    if user is None:
+        raise Invalid(f"There is no user {record.user!r}; make it first.", param="user")
+    role = role_in(user.record.teams.get(record.team), user.record.admin)
+    if role is None:
+        raise Invalid(f"{record.user} is no member of the team {record.team!r}.", param="user")
+    if rights.RANKS.get(record.granted_role, 0) > rights.RANKS[role]:
+        raise Invalid(f"{record.user} has the role {role} in {record.team!r}, and a key can't have more.", param="role")
+
+
+def apply_duration(fields: dict[str, Any], now: float) -> None:
+    """Replace `duration_s`, if it is given, by the time at which the key expires."""
+    if "duration_s" not in fields:
+        return
+    duration = fields.pop("duration_s")
+    if isinstance(duration, bool) or not isinstance(duration, int | float) or not 0 < duration <= MAX_LIFE_S:
+        raise Invalid("`duration_s` is a number of seconds above 0.", param="duration_s")
+    if "expires_at" in fields:
+        raise Invalid("Give `duration_s` or `expires_at`, not both.", param="duration_s")
+    fields["expires_at"] = now + duration
 
 
 def role_in(membership: Role | None, is_admin: bool) -> Role | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -87,7 +87,8 @@ class Mirror:
                 if len(rows) < PAGE:
                     break
         with self._database.reading() as connection:
-            yield [put(price_list(connection), self._secret)]
+            prices_now = put(price_list(connection), self._secret)
+        yield [prices_now]
 
     def differences(self, page: list[Published], found: Mapping[str, bytes]) -> list[Published]:
         """Return what of the page Redis does not hold already."""
@@ -148,7 +149,7 @@ class Adoption:
                 unknown[name] = record
         return self._take_in(unknown, set(known.values())) if unknown else Adopted(0, [])
 
-    def _take_in(self, unknown: Mapping[str, AccessRecord], hashes: Collection[str]) -> Adopted:
+    def _take_in(self, unknown: Mapping[str, AccessRecord], hashes: set[str]) -> Adopted:
         num_taken_in, deleted = 0, []
         with self._changes.begin(rights.system(ADOPTED)) as change:
             for name, record in unknown.items():
@@ -166,6 +167,7 @@ class Adoption:
                     if records.find(change.connection, TEAM, record.team) is None:
                         change.save("adopt", TEAM, None, Stored(record=TeamRecord(name=record.team)))
                     change.save("adopt", KEY, None, Stored(record=record))
+                    hashes.add(record.sha256)
                     num_taken_in += 1
         return Adopted(num_taken_in, deleted)
 

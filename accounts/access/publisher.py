@@ -19,9 +19,9 @@ from typing import Any
 
 import redis.asyncio
 from redis.exceptions import RedisError
-from sqlalchemy.exc import DBAPIError
 
 from accounts.access.mirror import Adoption, Mirror
+from accounts.database.database import AWAY
 from accounts.protocol.changes import KEY, MAX_CHANGES, STALE, Change, Move, command, delete
 from accounts.protocol.records import FIRST_KEY_NAME
 from workers.protocol import keys
@@ -79,7 +79,9 @@ class Publisher:
     async def run(self) -> None:
         """Publish whatever changes until cancelled."""
         self._loop = asyncio.get_running_loop()
-        while True:
+        this = asyncio.current_task()
+        # The Redis client can lose a cancellation before Python 3.12 (python/cpython#86296).
+        while this is None or not this.cancelling():
             self._wake.clear()
             try:
                 await self._publish_all()
@@ -88,8 +90,8 @@ class Publisher:
                 self._is_failing = False
             except (RedisError, OSError) as error:
                 self._failed(f"Redis can't be written ({error}; {remedy_for(error)})")
-            except DBAPIError as error:
-                self._failed(f"the database can't be read ({error.orig})")
+            except AWAY as error:
+                self._failed(f"the database can't be read ({error})")
             except Overtaken:
                 continue
             with suppress(TimeoutError):
@@ -108,7 +110,7 @@ class Publisher:
         self._is_failing = True
 
     async def _publish_all(self) -> None:
-        """Publish up to the last change. Raises Overtaken, RedisError, OSError, sqlalchemy.exc.DBAPIError."""
+        """Publish up to the last change. Raises Overtaken, RedisError, OSError, one of AWAY."""
         found = _text(await self._ask("GET", keys.ACCESS_POSITION))  # first: the database is never behind it
         database, last = await asyncio.to_thread(self._mirror.position)
         number = _number_in(found, database, last)

@@ -155,8 +155,8 @@ def _read(
 
 def shown(kind: Kind[Any], stored: Stored[Any]) -> dict[str, Any]:
     """Return the record as the audit and answers show it: a key has no more than the beginning of its hashes."""
-    fields = {name: value for name, value in msgspec.to_builtins(stored.record).items() if name not in kind.hidden}
-    fields.pop("type", None)
+    names = (name for name in kind.record.__struct_fields__ if name not in kind.hidden)
+    fields = {name: msgspec.to_builtins(getattr(stored.record, name)) for name in names}
     if isinstance(stored.record, AccessRecord):
         record = stored.record
         fields["role"] = record.granted_role

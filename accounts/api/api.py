@@ -12,10 +12,9 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from sqlalchemy.exc import OperationalError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -23,7 +22,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from accounts.errors import AccountsError, DatabaseAway, Forbidden, Invalid, NotSignedIn
+from accounts.access.editing import fault_of
+from accounts.database.database import AWAY
+from accounts.errors import AccountsError, DatabaseAway, Forbidden, Invalid, Missing, NotSignedIn
 from accounts.protocol.caller import HEADER, Caller, CallerUnknown, open_caller
 from accounts.protocol.records import Role
 
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 8 << 20
 JSON = "application/json"
+StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 encode = msgspec.json.Encoder().encode
 
@@ -59,6 +61,13 @@ class RouteRow(NamedTuple):
     roles: frozenset[Role]
     handler: Handler
     about: str
+    body: type | None = None
+    """The struct that the body is, for the OpenAPI document; None: there is no body."""
+    answers: type | None = None
+    """The struct that the answer is; None: the document does not describe it."""
+    query: type[msgspec.Struct] | None = None
+    """The struct of the query's parameters; None: there are none."""
+    status: int = 200
 
 
 ADMINS: frozenset[Role] = frozenset({"admin"})
@@ -70,12 +79,40 @@ EVERYBODY: frozenset[Role] = frozenset()
 
 def build_api(rows: Sequence[RouteRow], secret: str) -> ASGIApp:
     """Return the ASGI app of these routes. `secret`: the gateway secret, which seals callers."""
-    return Starlette(routes=[Route(row.path, _endpoint(row, secret), methods=[row.method]) for row in rows])
+    routes = [Route(row.path, _endpoint(row, secret), methods=[row.method]) for row in rows]
+    return Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown, Exception: _failed})
 
 
 def answer(document: object, status: int = 200) -> Response:
     """Return an answer in JSON."""
     return Response(encode(document), status, media_type=JSON)
+
+
+def read_query(request: AdminRequest, kind: type[StructT]) -> StructT:
+    """Return the request's query. Raises Invalid, which names the parameter."""
+    try:
+        return msgspec.convert(request.query, kind, strict=False)
+    except msgspec.ValidationError as error:
+        names = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
+        raise Invalid(f"The query can't be read: {error}. It takes: {names}.") from None
+
+
+def read_object(request: AdminRequest) -> dict[str, Any]:
+    """Return the request's body, a JSON object; an empty body is one without fields. Raises Invalid."""
+    try:
+        return msgspec.json.decode(request.body or b"{}", type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise Invalid(f"The body is no JSON object: {error}.") from None
+
+
+def read_struct(request: AdminRequest, kind: type[StructT]) -> StructT:
+    """Return the request's body; an empty one is one without fields. Raises Invalid, which names the field."""
+    try:
+        return msgspec.json.decode(request.body or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        raise fault_of(error) from None
+    except msgspec.DecodeError as error:
+        raise Invalid(f"The body is no JSON object: {error}.") from None
 
 
 def show_caller(request: AdminRequest) -> Response:
@@ -107,11 +144,22 @@ def _endpoint(row: RouteRow, secret: str) -> Callable[[Request], object]:
             return answered if isinstance(answered, Response) else await answered
         except AccountsError as error:
             return _error(error)
-        except OperationalError as error:
-            log.warning("the database failed: %s", error.orig)
+        except AWAY as error:
+            log.warning("the database failed: %s", error)
             return _error(DatabaseAway("The accounts database does not answer. Send the request again later."))
 
     return serve
+
+
+async def _unknown(request: Request, _: Exception) -> Response:
+    return _error(Missing(f"There is no route {request.method} {request.url.path}. `GET /admin/docs` lists them."))
+
+
+async def _failed(request: Request, _: Exception) -> Response:
+    """Answer a fault of ours; the server writes its traceback to the log."""
+    return _error(
+        AccountsError(f"{request.method} {request.url.path} failed; the log of the accounts service has why.")
+    )
 
 
 def _caller_of(request: Request, secret: str) -> Caller:

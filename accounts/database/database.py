@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,15 +10,23 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoConnection
+
+from accounts.errors import DatabaseAway
 
 BUSY_S = 30.0
 """Seconds for which a statement on SQLite waits for another writer."""
 POOL_SIZE = 8
 """Maximum connections of this process to PostgreSQL."""
 CONNECT_S = 5
+CLOSE_S = 5.0
 STATEMENT_MS = 30_000
 """Maximum milliseconds of one statement on PostgreSQL."""
+
+
+AWAY = (OperationalError, InterfaceError, NoConnection)
+"""Errors of a database that is away or overloaded."""
 
 
 class DatabaseUnusable(ValueError):
@@ -29,31 +38,55 @@ class Database:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.is_ready = True
+        """Whether its tables are those of this version; while they are not, nothing can be read or written."""
+        self._is_closed = False
+        self._num_users = 0
+        """Blocks that use a connection now."""
+        self._changed = threading.Condition()
 
     @property
     def is_sqlite(self) -> bool:
         return self.engine.dialect.name == "sqlite"
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self, *, is_upgrade: bool = False) -> Iterator[Connection]:
         """Yield a connection with a transaction that writes; it is committed at the block's end unless it raises.
 
-        On SQLite the write lock is taken at once: a lock that is only taken later can fail in the middle."""
-        with self.engine.begin() as connection:
+        On SQLite the write lock is taken at once: a lock that is only taken later can fail in the middle.
+        `is_upgrade`: the database need not be ready. Raises DatabaseAway."""
+        with self._used(is_upgrade), self.engine.begin() as connection:
             if self.is_sqlite:
                 connection.execute(text("BEGIN IMMEDIATE"))
             yield connection
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Yield a connection that sees one state of the database for the length of the block."""
-        with self.engine.connect() as connection:
+        """Yield a connection that sees one state of the database for the length of the block. Raises DatabaseAway."""
+        with self._used(is_upgrade=False), self.engine.connect() as connection:
             if self.is_sqlite:
                 connection.execute(text("BEGIN"))
             yield connection
 
     def close(self) -> None:
+        """Close all connections, once the threads that use some have ended their work. Blocks for CLOSE_S at most."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.wait_for(lambda: not self._num_users, CLOSE_S)
         self.engine.dispose()
+
+    @contextmanager
+    def _used(self, is_upgrade: bool) -> Iterator[None]:
+        with self._changed:
+            if self._is_closed or not (self.is_ready or is_upgrade):
+                raise DatabaseAway("The accounts database is not there yet. Send the request again later.")
+            self._num_users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_users -= 1
+                self._changed.notify_all()
 
 
 def open_database(url: str, state_dir: Path) -> Database:

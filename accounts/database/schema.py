@@ -28,6 +28,7 @@ from sqlalchemy import (
     UniqueConstraint,
     column,
     literal_column,
+    quoted_name,
 )
 
 metadata = MetaData(
@@ -151,7 +152,7 @@ audit = Table(
 
 
 def _unlike(name: str, value: str) -> ColumnElement[bool]:
-    return column(name) != literal_column(f"'{value}'")
+    return column(quoted_name(name, quote=True)) != literal_column(f"'{value}'")  # `user` is a function of PostgreSQL
 
 
 MOSTLY = {"user": _unlike("user", ""), "end_user": _unlike("end_user", ""), "outcome": _unlike("outcome", "ok")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from alembic import command
@@ -11,9 +12,8 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
 
-from accounts.database.database import Database
+from accounts.database.database import AWAY, Database
 
 log = logging.getLogger(__name__)
 
@@ -30,22 +30,26 @@ class DatabaseTooNew(ValueError):
 
 
 class SchemaKeeper:
-    """Upgrades the database once it answers. Until then `is_ready` is false, and nothing else may use it."""
+    """Upgrades the database once it answers. Until then the database is not ready: whatever uses it is refused."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, prepare: Callable[[], None]) -> None:
+        """`prepare` makes what has to be in every database. It runs on a thread, after each upgrade."""
         self._database = database
-        self.is_ready = False
+        self._prepare = prepare
+        database.is_ready = False
 
     async def run(self) -> None:
         """Return when the tables are those of this version. Raises DatabaseTooNew."""
         is_told = False
-        while not self.is_ready:
+        while not self._database.is_ready:
             try:
                 await asyncio.to_thread(upgrade, self._database)
-                self.is_ready = True
-            except DBAPIError as error:
+                self._database.is_ready = True
+                await asyncio.to_thread(self._prepare)
+            except AWAY as error:
+                self._database.is_ready = False
                 if not is_told:
-                    log.warning("the accounts database can't be reached (%s); trying again until it can", error.orig)
+                    log.warning("the accounts database can't be reached (%s); trying again until it can", error)
                 is_told = True
                 await asyncio.sleep(RETRY_S)
 
@@ -53,8 +57,8 @@ class SchemaKeeper:
 def upgrade(database: Database) -> None:
     """Make or upgrade all tables, in one transaction. Several processes may do this at once: they wait for each other.
 
-    Raises DatabaseTooNew, sqlalchemy.exc.DBAPIError."""
-    with database.transaction() as connection:
+    Raises DatabaseTooNew, one of AWAY."""
+    with database.transaction(is_upgrade=True) as connection:
         if not database.is_sqlite:  # on SQLite the transaction is the lock
             connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'"))
             connection.execute(text(f"SET LOCAL statement_timeout = '{LOCK_WAIT_S}s'"))

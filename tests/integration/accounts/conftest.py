@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import redis.asyncio
 
 from accounts.database.database import Database
+from tests.support.admin_api import AdminApi, serving, wait_until_ready
 from tests.support.databases import BACKENDS, Backend, Databases
+from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture(scope="package")
@@ -30,3 +33,32 @@ def database(databases: Databases, backend: Backend, tmp_path: Path) -> Iterator
     made = databases.make(backend, tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="package")
+def redis_server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def mirror(redis_server: RedisServer) -> AsyncIterator[redis.asyncio.Redis]:
+    """The Redis that gateways read, emptied before each test."""
+    async with redis.asyncio.Redis(unix_socket_path=str(redis_server.socket)) as client:
+        await client.flushall()
+        yield client
+
+
+@pytest.fixture
+async def api(
+    databases: Databases,
+    backend: Backend,
+    redis_server: RedisServer,
+    mirror: redis.asyncio.Redis,
+    tmp_path: Path,
+) -> AsyncIterator[AdminApi]:
+    """A running accounts service, on SQLite and on PostgreSQL."""
+    url = databases.url(backend, tmp_path)
+    async with serving(url, redis_server.url_of("gateway"), tmp_path) as running:
+        await wait_until_ready(running)
+        yield running

@@ -14,6 +14,7 @@ from sqlalchemy import select, text
 from accounts.database.database import Database, open_database
 from accounts.database.schema import facts, metadata
 from accounts.database.upgrade import DatabaseTooNew, SchemaKeeper, upgrade
+from accounts.errors import DatabaseAway
 from tests.support.databases import Backend, Databases
 
 
@@ -53,13 +54,17 @@ async def test_a_database_that_is_away_is_waited_for(databases: Databases, tmp_p
     server = databases.postgres
     database = open_database(databases.url("postgresql", tmp_path), tmp_path)
     server.kill()
-    keeper = SchemaKeeper(database)
+    prepared: list[bool] = []
+    keeper = SchemaKeeper(database, lambda: prepared.append(database.is_ready))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1):
             await keeper.run()
-    assert not keeper.is_ready
+    with pytest.raises(DatabaseAway), database.reading():
+        pass
     server.start()
     async with asyncio.timeout(20):
         await keeper.run()
-    assert keeper.is_ready
+    assert prepared == [True]
+    with database.reading() as connection:
+        assert connection.execute(select(facts)).all() == []
     database.close()

@@ -52,7 +52,7 @@ def upgrade() -> None:
         sa.Column("begins_at", sa.BigInteger(), nullable=False),
         sa.Column("ends_at", sa.BigInteger(), nullable=False),
         sa.Column("spent_nano", sa.BigInteger(), nullable=False),
-        sa.Column("warned", sa.Float(), nullable=False),
+        sa.Column("warned", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("kind", "subject", "period", "time_zone", "begins_at", name=op.f("pk_budget_periods")),
     )
     op.create_table(
@@ -118,10 +118,36 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_usage")),
         sa.UniqueConstraint("process", "number", name=op.f("uq_usage_process_number")),
     )
+    op.create_index(op.f("ix_usage_alias_ended_at_id"), "usage", ["alias", "ended_at", "id"], unique=False)
+    op.create_index(
+        op.f("ix_usage_end_user_ended_at_id"),
+        "usage",
+        ["end_user", "ended_at", "id"],
+        unique=False,
+        sqlite_where=sa.text("\"end_user\" != ''"),
+        postgresql_where=sa.text("\"end_user\" != ''"),
+    )
     op.create_index(op.f("ix_usage_ended_at_id"), "usage", ["ended_at", "id"], unique=False)
     op.create_index(op.f("ix_usage_key_ended_at_id"), "usage", ["key", "ended_at", "id"], unique=False)
+    op.create_index(op.f("ix_usage_model_ended_at_id"), "usage", ["model", "ended_at", "id"], unique=False)
+    op.create_index(
+        op.f("ix_usage_outcome_ended_at_id"),
+        "usage",
+        ["outcome", "ended_at", "id"],
+        unique=False,
+        sqlite_where=sa.text("\"outcome\" != 'ok'"),
+        postgresql_where=sa.text("\"outcome\" != 'ok'"),
+    )
+    op.create_index(op.f("ix_usage_request_id_ended_at_id"), "usage", ["request_id", "ended_at", "id"], unique=False)
     op.create_index(op.f("ix_usage_team_ended_at_id"), "usage", ["team", "ended_at", "id"], unique=False)
-    op.create_index(op.f("ix_usage_user_ended_at_id"), "usage", ["user", "ended_at", "id"], unique=False)
+    op.create_index(
+        op.f("ix_usage_user_ended_at_id"),
+        "usage",
+        ["user", "ended_at", "id"],
+        unique=False,
+        sqlite_where=sa.text("\"user\" != ''"),
+        postgresql_where=sa.text("\"user\" != ''"),
+    )
     op.create_table(
         "usage_days",
         sa.Column("day", sa.BigInteger(), nullable=False),
@@ -138,6 +164,7 @@ def upgrade() -> None:
         sa.Column("compute_ms", sa.BigInteger(), nullable=False),
         sa.Column("cost_nano", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("day", "organisation", "team", "model", name=op.f("pk_usage_days")),
+        sqlite_with_rowid=False,
     )
     op.create_table(
         "usage_end_users",
@@ -154,6 +181,7 @@ def upgrade() -> None:
         sa.Column("compute_ms", sa.BigInteger(), nullable=False),
         sa.Column("cost_nano", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("day", "team", "end_user", name=op.f("pk_usage_end_users")),
+        sqlite_with_rowid=False,
     )
     op.create_table(
         "usage_hours",
@@ -177,6 +205,25 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint(
             "hour", "organisation", "team", "key", "user", "alias", "model", "adapter", name=op.f("pk_usage_hours")
         ),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "usage_months",
+        sa.Column("month", sa.BigInteger(), nullable=False),
+        sa.Column("organisation", sa.String(length=64), nullable=False),
+        sa.Column("team", sa.String(length=64), nullable=False),
+        sa.Column("model", sa.String(length=256), nullable=False),
+        sa.Column("num_calls", sa.BigInteger(), nullable=False),
+        sa.Column("num_failed", sa.BigInteger(), nullable=False),
+        sa.Column("prompt_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("completion_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("media_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("queue_ms", sa.BigInteger(), nullable=False),
+        sa.Column("compute_ms", sa.BigInteger(), nullable=False),
+        sa.Column("cost_nano", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("month", "organisation", "team", "model", name=op.f("pk_usage_months")),
+        sqlite_with_rowid=False,
     )
     op.create_table(
         "users",
