@@ -129,5 +129,5 @@ def usage_parts(
 ) -> tuple[Part, ...]:
     """Return the parts that keep usage and budgets in order."""
     retention = Retention(database, metrics, settings.usage_keep_days, settings.usage_sums_keep_days)
-    senders = () if target is None else (WebhookSender(database, target, metrics),)
+    senders: tuple[Part, ...] = () if target is None else (WebhookSender(database, target, metrics),)
     return (retention, LimitCounters(database, redis, metrics), *senders)

@@ -273,13 +273,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     memory = MemoryBudget(settings.call_memory_bytes or _default_memory(settings))
     relay = Relay(process, settings.worker_secret, settings.stream_buffer_events, memory.reserve)
     desired_adapters = DesiredAdapters(redis, lambda: fleet.snapshot.models, unreadable, names.scales)
-    fleet = Fleet(
-        redis,
-        settings.worker_secret,
-        registered=desired_adapters.contents,
-        refused=lambda kind: metrics.refused_records.labels(kind).inc(),
-        unreadable=unreadable,
-    )
+    fleet = _fleet(settings, redis, metrics, unreadable, desired_adapters)
     fleet.listen(lambda snapshot: relay.follow(_beats(snapshot)))
     fleet.uphold(relay.hears)
     first = FirstWorkers(names.meant, settings.ready_wait_s)
@@ -323,6 +317,22 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         first=first,
         limit_sync=LimitSync(rate_limits, limit_store),
         usage=usage,
+    )
+
+
+def _fleet(
+    settings: GatewaySettings,
+    redis: redis.asyncio.Redis,
+    metrics: Metrics,
+    unreadable: Unreadable,
+    desired_adapters: DesiredAdapters,
+) -> Fleet:
+    return Fleet(
+        redis,
+        settings.worker_secret,
+        registered=desired_adapters.contents,
+        refused=lambda kind: metrics.refused_records.labels(kind).inc(),
+        unreadable=unreadable,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gateway.routing.cost import facts_of
 from gateway.routing.pool import Pool
 from workers.protocol.events import Usage
-from workers.protocol.pooled import PoolInput, PoolRequest
+from workers.protocol.pooled import PoolInput, PoolPrompt, PoolRequest
 from workers.protocol.requests import GenerateRequest, Message
 
 MEASURED_MESSAGES = 1000
@@ -98,6 +98,9 @@ def _bytes_of_message(message: Message) -> int:
 def _tokens_of(part: PoolInput, per_token: float) -> float:
     if isinstance(part, str):
         return num_bytes(part) / per_token
+    if isinstance(part, PoolPrompt):
+        of_texts = num_bytes(part.text) + sum([_bytes_of_message(message) for message in part.messages])
+        return of_texts / per_token + MESSAGE_TOKENS * len(part.messages)
     if len(part) > MEASURED_MESSAGES or not any(isinstance(one, str) for one in part):
         return float(len(part))
     return sum([num_bytes(one) / per_token if isinstance(one, str) else 1.0 for one in part])
