@@ -209,8 +209,10 @@ async def test_a_redis_that_has_lost_everything_is_sent_it_again(
         async with writing(LedgerWriter(client, database)):
             await until(lambda: len(numbers_in(database)) == 2, 10, "both are written")
             await operator.flushall()
-            assert (await gateway.exchange([first])).states == (BatchState.SENT,)
-            await committed(gateway, first)
+            (state,) = (await gateway.exchange([first])).states
+            assert state in (BatchState.SENT, BatchState.COMMITTED), "its note may have come after the loss"
+            if state is BatchState.SENT:
+                await committed(gateway, first)
     assert numbers_in(database) == [("p", 1), ("p", 2)]
     assert sums_of(database) == [(2, 3, 14)] * 3
 
