@@ -62,11 +62,6 @@ class AdminApi:
         assert answer.status_code == status, answer.text
         return answer.json()["error"]
 
-    async def member(self, team: str, name: str, role: str = "manager", **fields: object) -> Caller:
-        """The caller with a new key of the team, and with this role."""
-        await self.post("/admin/keys", {"name": name, "team": team, "role": role, **fields})
-        return caller_of(name, team, role, str(fields.get("user", "")))
-
 
 def caller_of(key: str, team: str, role: Any, user: str = "") -> Caller:
     return Caller(key=key, user=user, team=team, organisation="default", role=role, address="192.0.2.9")

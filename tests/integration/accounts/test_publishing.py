@@ -13,12 +13,13 @@ import redis.asyncio
 from accounts.access.changes import Changes, PublishedLater
 from accounts.access.keys import Keys
 from accounts.access.rights import system
-from accounts.protocol.changes import command, delete, put
+from accounts.protocol.changes import Change, command, delete, put
 from accounts.protocol.records import AccessRecord, digest, first_record, open_record, seal_record
 from tests.support.admin_api import SECRET, AdminApi, serving, wait_until_ready
 from tests.support.databases import Backend, Databases
 from tests.support.redis_server import RedisServer
 from workers.protocol import keys
+from workers.redis.link import connect, long_commands_of
 
 
 @pytest.fixture
@@ -43,7 +44,16 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 10.0)
 
 
 async def names(mirror: redis.asyncio.Redis) -> set[str]:
-    return {name.decode() for name in await mirror.hkeys(keys.ACCESS_KEYS)}
+    return {text(name) for name in await mirror.hkeys(keys.ACCESS_KEYS)}
+
+
+def text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+async def publish(mirror: redis.asyncio.Redis, *changes: Change) -> None:
+    """Write to Redis as gateways and earlier versions do, past the service."""
+    await long_commands_of(mirror).ask(command(changes))
 
 
 async def test_redis_that_lost_everything_has_it_back(api: AdminApi, mirror: redis.asyncio.Redis) -> None:
@@ -62,14 +72,13 @@ async def is_as_before(mirror: redis.asyncio.Redis, before: tuple[object, object
 async def test_redis_restored_from_a_backup_gets_what_came_later(api: AdminApi, mirror: redis.asyncio.Redis) -> None:
     for name in ("kept", "deleted"):
         await api.post("/admin/keys", {"name": name})
-    backup = {name: await mirror.dump(name) for name in await mirror.keys()}
+    backup = {text(name): await mirror.dump(name) or b"" for name in await mirror.keys()}
     await api.delete("/admin/keys/deleted")
     await api.post("/admin/keys/kept/block")
     await api.post("/admin/keys", {"name": "later"})
-    pipe = mirror.pipeline().flushall()
-    for name, value in backup.items():
-        pipe.restore(name, 0, value)
-    await pipe.execute()
+    await mirror.flushall()
+    for name, stored in sorted(backup.items(), key=lambda item: item[0] == keys.ACCESS_POSITION):
+        await mirror.restore(name, 0, stored)
     await until(lambda: has_names(mirror, {"kept", "later"}))
     value = await mirror.hget(keys.ACCESS_KEYS, "kept")
     assert value is not None
@@ -128,7 +137,7 @@ async def test_with_redis_away_changes_are_made_and_published_later(
         assert (await api.post("/admin/keys/early/block"))["published"] is False
         assert time.monotonic() - began < 1, "the second change waits for a Redis that is known to be away"
         own_redis.start()
-        async with redis.asyncio.Redis(unix_socket_path=str(own_redis.socket)) as mirror:
+        async with connect(own_redis.url, timeout_s=5, retries=0) as mirror:
             await until(lambda: has_names(mirror, {"early", "ci"}), 20)
             assert (await api.post("/admin/keys/early/unblock"))["published"] is True
 
@@ -139,7 +148,7 @@ async def test_keys_of_earlier_versions_are_taken_in_unless_they_were_deleted(
     where = redis_server.url_of("gateway")
     old = AccessRecord(name="old", sha256=digest("pk-old"), team="green", weight=3)
     twin = AccessRecord(name="twin", sha256=digest("pk-old"))
-    await mirror.execute_command(*command([put(first_record("pk-first"), SECRET), put(old, SECRET)]))
+    await publish(mirror, put(first_record("pk-first"), SECRET), put(old, SECRET))
     await mirror.hset(keys.ACCESS_KEYS, "twin", seal_record(twin, SECRET))
     await mirror.hset(keys.ACCESS_KEYS, "forged", seal_record(twin, "of others"))
     async with serving(url, where, tmp_path) as api:
@@ -154,7 +163,9 @@ async def test_keys_of_earlier_versions_are_taken_in_unless_they_were_deleted(
         await api.delete("/admin/keys/old")
         kept = await mirror.hgetall(keys.ACCESS_KEYS)
     await mirror.flushall()
-    await mirror.hset(keys.ACCESS_KEYS, mapping={**kept, b"old": seal_record(old, SECRET)})
+    for field, value in kept.items():
+        await mirror.hset(keys.ACCESS_KEYS, text(field), value)
+    await mirror.hset(keys.ACCESS_KEYS, "old", seal_record(old, SECRET))
     async with serving(url, where, tmp_path) as api:
         await wait_until_ready(api)
         await until(lambda: lacks(mirror, "old"))
@@ -172,11 +183,11 @@ async def lacks(mirror: redis.asyncio.Redis, name: str) -> bool:
 async def test_a_first_key_that_gateways_replaced_is_not_put_back(
     url: str, redis_server: RedisServer, mirror: redis.asyncio.Redis, tmp_path: Path
 ) -> None:
-    await mirror.execute_command(*command([put(first_record("pk-first"), SECRET)]))
+    await publish(mirror, put(first_record("pk-first"), SECRET))
     async with serving(url, redis_server.url_of("gateway"), tmp_path) as api:
         await wait_until_ready(api)
         await until(lambda: is_there(api, "first"))
-        await mirror.execute_command(*command([put(first_record("pk-preset"), SECRET)]))
+        await publish(mirror, put(first_record("pk-preset"), SECRET))
         await api.patch("/admin/keys/first", {"metadata": {"note": "kept"}})
         value = await mirror.hget(keys.ACCESS_KEYS, "first")
         assert value is not None
@@ -191,7 +202,7 @@ async def test_what_somebody_deleted_in_redis_comes_back_at_a_start(
     async with serving(url, where, tmp_path) as api:
         await wait_until_ready(api)
         await api.post("/admin/keys", {"name": "ci"})
-    await mirror.execute_command(*command([delete("key:ci"), delete("team:default")]))
+    await publish(mirror, delete("key:ci"), delete("team:default"))
     async with serving(url, where, tmp_path):
         await until(lambda: has_names(mirror, {"ci"}))
         assert await mirror.hexists(keys.ACCESS_SUBJECTS, "team:default")
@@ -208,5 +219,5 @@ async def test_a_rebuilding_that_died_is_taken_over(
         position = await mirror.get(keys.ACCESS_POSITION)
         assert position is not None
         await mirror.flushall()
-        await mirror.set(keys.ACCESS_POSITION, position.split()[0] + b" rebuild 0123 7")
+        await mirror.set(keys.ACCESS_POSITION, f"{text(position).split()[0]} rebuild 0123 7")
         await until(lambda: has_names(mirror, {"ci"}))
