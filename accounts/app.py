@@ -96,7 +96,13 @@ def build(settings: AccountsSettings, redis: redis.asyncio.Redis) -> Accounts:
     metrics = Metrics(CollectorRegistry())
     writer = LedgerWriter(redis, database, (BudgetWatch(metrics, has_webhook=target is not None),))
     lag = LedgerLag(redis, writer.counts, metrics)
-    parts = (publisher, writer, sign_on, lag, *usage_parts(settings, database, redis, metrics, target))
+    parts: tuple[Part, ...] = (
+        publisher,
+        writer,
+        sign_on,
+        lag,
+        *usage_parts(settings, database, redis, metrics, target),
+    )
     page = Page(metrics.registry, lag.show_counts)
     api = build_api((*rows, *document.rows()), secret)
     return Accounts(with_metrics(api, page), database, keeper, parts)
