@@ -46,10 +46,13 @@ class AdminApi:
         return self._server.root
 
     def with_key(self, key: str) -> AdminApi:
-        """Return the same API for the holder of another key. An empty one stands for nobody."""
+        """Return the same API for the holder of another key, to be closed by itself. An empty key stands for nobody."""
         return AdminApi(replace(self._server, api_key=key))
 
-    def close(self) -> None:
+    def __enter__(self) -> AdminApi:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
 
     def get(self, path: str, **query: Any) -> Answer:

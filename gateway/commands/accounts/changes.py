@@ -104,7 +104,8 @@ def differences(before: Document | None, after: Document | None) -> list[str]:
 def _texts(fields: Mapping[str, Sequence[Any]], is_new: bool) -> list[str]:
     """Return a text for each field. `fields`: name -> value before and after."""
     if is_new:
-        return [f"{name}={_value(name, after)}" for name, (_, after) in fields.items() if after not in DEFAULTS]
+        told = _fields({name: after for name, (_, after) in fields.items()})
+        return [f"{name}={_value(name, after)}" for name, after in told if after not in DEFAULTS]
     return [f"{name} {_value(name, before)} → {_value(name, after)}" for name, (before, after) in fields.items()]
 
 

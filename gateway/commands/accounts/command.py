@@ -97,17 +97,16 @@ def _run(options: Namespace, known: Collection[str]) -> int:
         print(f"paddock: warning: {warning}", file=sys.stderr)
     access, kept = find(options.url, reading), logins.read(reading.settings.state_dir)
     url = access.url if options.url else _at_admin_port(access.url, reading.settings.admin_port)
-    api = AdminApi(Server(url, access.key, TIMEOUT_S, not options.insecure))
+    server = Server(url, access.key, TIMEOUT_S, not options.insecure)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     try:
-        result = options.run(Call(options, api, access.url, kept, width))
+        with AdminApi(server) as api:
+            result = options.run(Call(options, api, access.url, kept, width))
     except ClientError as error:
         return _fail(error, access)
     except OSError as error:
         print(f"paddock: {error.filename or options.parser.prog}: {error.strerror}", file=sys.stderr)
         return int(Exit.CRASHED)
-    finally:
-        api.close()
     _print(result, options.json)
     return int(result.code)
 

@@ -54,8 +54,8 @@ def _log_in(call: Call) -> Result:
     if call.options.key:
         login = _given_key(call)
     else:
-        api = call.api.with_key("")
-        login = _by_device(call, api) if call.options.device else _by_browser(call, api)
+        with call.api.with_key("") as api:
+            login = _by_device(call, api) if call.options.device else _by_browser(call, api)
     call.logins.keep(call.address, login)
     role = f"{login.role} in the team {login.team}" if login.team else login.role
     who = f"You are {login.user}" if login.user else "The key is valid"
@@ -73,7 +73,8 @@ def _log_out(call: Call) -> Result:
     call.logins.forget(call.address)
     removed = f"The key for {call.address} is removed."
     try:
-        answer = call.api.with_key(login.key).post("/auth/logout")
+        with call.api.with_key(login.key) as api:
+            answer = api.post("/auth/logout")
     except AuthenticationFailed:
         return Result(None, f"{removed} It was not valid any more.")
     except ClientError as error:
@@ -89,12 +90,12 @@ def _given_key(call: Call) -> Login:
     key = typed.strip()
     if not key or len(key.split()) != 1:
         raise Unusable(f"login: no key came in on standard input; `paddock login --key {STDIN} < FILE` sends one")
-    api = call.api.with_key(key)
-    try:
-        return _login_of(key, api.get(path_of("whoami")).document)
-    except NotSupported:  # without an accounts service nobody knows whose it is
-        api.get("/v1/models")
-        return Login(key=key)
+    with call.api.with_key(key) as api:
+        try:
+            return _login_of(key, api.get(path_of("whoami")).document)
+        except NotSupported:  # without an accounts service nobody knows whose it is
+            api.get("/v1/models")
+            return Login(key=key)
 
 
 def _login_of(key: str, told: Mapping[str, Any]) -> Login:
