@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import redis.asyncio
+from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from accounts.access.changes import Changes
@@ -22,15 +23,30 @@ from accounts.api.apply import ApplyRoute
 from accounts.api.audit import AuditRoutes
 from accounts.api.document import Document
 from accounts.api.keys import KeyRoutes
+from accounts.api.metrics import with_metrics
 from accounts.api.subjects import subject_rows
+from accounts.budgets.limit_counters import LimitCounters
+from accounts.budgets.prices import PriceRoutes
+from accounts.budgets.routes import BudgetRoutes
+from accounts.budgets.watch import BudgetWatch
+from accounts.budgets.webhooks import Target, WebhookSender, target_of
 from accounts.database.database import Database, open_database
 from accounts.database.upgrade import SchemaKeeper
+from accounts.ledger.lag import LedgerLag
 from accounts.ledger.writer import LedgerWriter
+from accounts.litellm.keys import LiteLlmKeys
+from accounts.litellm.teams import LiteLlmTeams
+from accounts.metrics import Metrics
 from accounts.oidc.providers import Providers
 from accounts.protocol.sign_on import read_sign_on
 from accounts.settings import AccountsSettings
 from accounts.sso.routes import sign_on_part
+from accounts.usage.export import ExportRoutes
+from accounts.usage.retention import Retention
+from accounts.usage.routes import UsageRoutes
+from accounts.usage.spend_logs import SpendLogsRoutes
 from workers import secret_file
+from workers.metrics.page import Page
 
 
 class Part(Protocol):
@@ -66,7 +82,9 @@ class Accounts:
 
 
 def build(settings: AccountsSettings, redis: redis.asyncio.Redis) -> Accounts:
-    """Build an accounts service. Raises DatabaseUnusable, OSError (the state folder can't be written)."""
+    """Build an accounts service.
+
+    Raises DatabaseUnusable, SignOnInvalid, WebhookUnusable, OSError (the state folder can't be written)."""
     secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
     database = open_database(settings.database_url, settings.state_dir)
     adoption = Adoption(database, secret)
@@ -74,17 +92,53 @@ def build(settings: AccountsSettings, redis: redis.asyncio.Redis) -> Accounts:
     publisher = Publisher(redis, Mirror(database, secret), adoption)
     changes = Changes(database, publisher)
     sign_on = sign_on_part(Providers(read_sign_on(settings.oidc)), changes)
-    rows = (WHOAMI, *access_rows(changes, secret), *sign_on.rows)
+    target = target_of(settings.webhook_url, settings.webhook_secret)
+    rows = (WHOAMI, *access_rows(changes, secret), *sign_on.rows, *usage_rows(changes, target))
     document = Document(rows)
-    parts = (publisher, LedgerWriter(redis, database), sign_on)
-    return Accounts(build_api((*rows, *document.rows()), secret), database, keeper, parts)
+    metrics = Metrics(CollectorRegistry())
+    writer = LedgerWriter(redis, database, (BudgetWatch(metrics, has_webhook=target is not None),))
+    lag = LedgerLag(redis, writer.counts, metrics)
+    parts: tuple[Part, ...] = (
+        publisher,
+        writer,
+        sign_on,
+        lag,
+        *usage_parts(settings, database, redis, metrics, target),
+    )
+    page = Page(metrics.registry, lag.show_counts)
+    api = build_api((*rows, *document.rows()), secret)
+    return Accounts(with_metrics(api, page), database, keeper, parts)
 
 
 def access_rows(changes: Changes, secret: str) -> tuple[RouteRow, ...]:
     """Return the routes of organisations, teams, users, keys and aliases."""
+    keys, subjects = Keys(changes, secret), Subjects(changes)
     return (
-        *KeyRoutes(Keys(changes, secret)).rows(),
-        *subject_rows(Subjects(changes)),
+        *KeyRoutes(keys).rows(),
+        *subject_rows(subjects),
+        *LiteLlmKeys(keys, changes.database).rows(),
+        *LiteLlmTeams(keys, subjects, changes.database).rows(),
         *AuditRoutes(changes.database).rows(),
         *ApplyRoute(Declarations(changes)).rows(),
     )
+
+
+def usage_rows(changes: Changes, target: Target | None) -> tuple[RouteRow, ...]:
+    """Return the routes of usage, prices and budgets. `target`: the receiver of events."""
+    database = changes.database
+    return (
+        *UsageRoutes(database).rows(),
+        *ExportRoutes(database).rows(),
+        *SpendLogsRoutes(database).rows(),
+        *PriceRoutes(changes).rows(),
+        *BudgetRoutes(database, target).rows(),
+    )
+
+
+def usage_parts(
+    settings: AccountsSettings, database: Database, redis: redis.asyncio.Redis, metrics: Metrics, target: Target | None
+) -> tuple[Part, ...]:
+    """Return the parts that keep usage and budgets in order."""
+    retention = Retention(database, metrics, settings.usage_keep_days, settings.usage_sums_keep_days)
+    senders: tuple[Part, ...] = () if target is None else (WebhookSender(database, target, metrics),)
+    return (retention, LimitCounters(database, redis, metrics), *senders)

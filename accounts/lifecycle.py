@@ -19,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from accounts.app import build
+from accounts.budgets.webhooks import WebhookUnusable
 from accounts.database.database import DatabaseUnusable
 from accounts.database.upgrade import DatabaseTooNew
 from accounts.protocol.sign_on import SignOnInvalid
@@ -48,7 +49,7 @@ def run(settings: AccountsSettings) -> int:
     log_lines.configure(settings.log_level, settings.log_format, ())
     try:
         return int(asyncio.run(_live(settings)))
-    except (DatabaseUnusable, SignOnInvalid, BadRedisUrl) as error:
+    except (DatabaseUnusable, SignOnInvalid, WebhookUnusable, BadRedisUrl) as error:
         print(f"paddock accounts: {error}", file=sys.stderr)
         return int(Exit.USAGE)
     except ExceptionGroup as group:

@@ -23,11 +23,18 @@ class Metrics:
         self.records_repeated = ledger.counter(
             "paddock_ledger_repeated_records_total", "usage records that came again and were not counted again"
         )
+        self.records_set_aside = ledger.counter(
+            "paddock_ledger_set_aside_total",
+            "usage records, or entries, that can't be written and were set aside",
+        )
         self.ledger_lag = ledger.gauge(
             "paddock_ledger_lag_seconds",
-            "from a call's end to the record of it in the database, of the oldest call written last; grows while the "
-            "database takes none",
+            "how long the oldest entry has waited in Redis to be written; 0 while none waits; without what gateways "
+            "still keep on their disks",
             when=When.HAPPENS,
+        )
+        self.ledger_entries = ledger.gauge(
+            "paddock_ledger_waiting_entries", "entries that wait in Redis, each of 100 calls at most", when=When.HAPPENS
         )
         self.rows_deleted = ledger.counter(
             "paddock_ledger_deleted_rows_total",

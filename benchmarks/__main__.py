@@ -17,6 +17,7 @@ from benchmarks import (
     field,
     gateway_cpu,
     large_request,
+    ledger,
     limits,
     many_streams,
     media,
@@ -55,6 +56,7 @@ CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
     "tokenising": ("long texts in a process of their own, against this process", tokenising.measure, 21),
     "several_gateways": ("several gateways on one machine", several_gateways.measure, 3),
     "capacity": ("unit costs, and the model of docs/capacity.md against runs of many streams", capacity.measure, 1),
+    "ledger": ("pages and sums of the ledger, with ten million calls", ledger.measure, ledger.ROWS),
     "many_streams": ("200 concurrent streams through one gateway", many_streams.measure, 6),
 }
 
@@ -72,6 +74,8 @@ def main() -> int:
             measure = partial(engine.measure, wish=engine.wish(arguments))
         if name == "routing_sim":
             measure = partial(routing_sim.measure, quick=arguments.quick)
+        if name == "ledger" and arguments.quick:
+            size = ledger.QUICK_ROWS
         rows = measure(size)
         print_rows(title, rows)
         missed += sum(not row.reached for row in rows)

@@ -1,4 +1,4 @@
-"""What limits cost a call, beside the counters of 1,000 teams and 100,000 keys: it is reserved before and settled after.
+"""What limits cost a call, beside the counters of 1,000 teams and 100,000 keys.
 
 The bar is what callers notice: the gateway's own time for a call with limits, over that for one without, paired calls
 of one caller. The other rows are one process's limits alone, and the Redis beside it, on the same machine.
@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import redis
@@ -21,6 +22,7 @@ import uvloop
 from accounts.protocol.records import Budget, Limits, PriceListRecord, digest
 from benchmarks.table import Row
 from gateway.call import Call, Principal, Subject
+from gateway.limits.cost import Prices
 from gateway.limits.limiter import RateLimits
 from gateway.limits.sync import LimitSync
 from gateway.routing.pool import Pool
@@ -46,7 +48,7 @@ LIMITED, UNLIMITED = "pk-limited-0123456789abcdef", "pk-unlimited-0123456789abcd
 
 
 class Directory:
-    """Prices, and no limits of aliases."""
+    """No prices, and no limits of aliases."""
 
     prices = PriceListRecord()
 
@@ -81,13 +83,14 @@ def principal(number: int) -> Principal:
 
 async def fill(client: redis.asyncio.Redis) -> None:
     """Write counters as those that all teams and keys have in the middle of a month, each used in the last minute."""
-    born = (await client.hget(keys.LIMITS_ROUND, "born") or b"0").decode()
+    told: Any = await client.hget(keys.LIMITS_ROUND, "born")
+    born = told.decode()
     tick = int(time.time() * 4)
     window = f"{born} 2 400 1 {tick - 50} 2 {tick - 10} 1 200"
     fields = {"w": window, "e1": f"{tick - 50} 1 200"}
     month = {"b:month:UTC": f"{int(time.time()) // 86400 * 86400} 123456789", "c": f"{born} 0"}
-    names = [(f"team:team-{n}", fields | month) for n in range(TEAMS)]
-    names += [(f"key:key-{n}", fields) for n in range(KEYS)]
+    names: list[tuple[str, dict[Any, Any]]] = [(f"team:team-{n}", {**fields, **month}) for n in range(TEAMS)]
+    names += [(f"key:key-{n}", {**fields}) for n in range(KEYS)]
     for first in range(0, len(names), 2_000):
         async with client.pipeline(transaction=False) as pipeline:
             for name, values in names[first : first + 2_000]:
@@ -100,7 +103,7 @@ async def _alone(rounds: int) -> list[Row]:
     with RedisServer() as server:
         async with connect(server.url) as client:
             store = LimitStore(client, "bench", round_s=0.05)
-            limits = RateLimits(store, Directory(), lambda model: Pool())
+            limits = RateLimits(store, Directory(), Prices(Directory()), lambda model: Pool())
             sync = LimitSync(limits, store)
             running = asyncio.create_task(sync.run())
             await asyncio.sleep(1.0)  # it begins, and reports

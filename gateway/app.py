@@ -66,7 +66,7 @@ from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.pipeline import Pipeline
 from gateway.gauges import GaugeCollector
-from gateway.limits.cost import RecordCosts
+from gateway.limits.cost import Prices
 from gateway.limits.limiter import RateLimits
 from gateway.limits.sync import LimitSync
 from gateway.registry.desired_models import DesiredModels
@@ -273,13 +273,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     memory = MemoryBudget(settings.call_memory_bytes or _default_memory(settings))
     relay = Relay(process, settings.worker_secret, settings.stream_buffer_events, memory.reserve)
     desired_adapters = DesiredAdapters(redis, lambda: fleet.snapshot.models, unreadable, names.scales)
-    fleet = Fleet(
-        redis,
-        settings.worker_secret,
-        registered=desired_adapters.contents,
-        refused=lambda kind: metrics.refused_records.labels(kind).inc(),
-        unreadable=unreadable,
-    )
+    fleet = _fleet(settings, redis, metrics, unreadable, desired_adapters)
     fleet.listen(lambda snapshot: relay.follow(_beats(snapshot)))
     fleet.uphold(relay.hears)
     first = FirstWorkers(names.meant, settings.ready_wait_s)
@@ -292,11 +286,11 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
     limits, adapters = _limits(settings), CallAdapters(fleet, desired_adapters)
     dispatcher = Dispatcher(fleet, admission, relay, metrics, limits, adapters)
-    costs = RecordCosts(lambda: keys.directory.prices)
-    usage = _usage(settings, redis, metrics, costs)
+    prices = Prices(keys.directory)
+    usage = _usage(settings, redis, metrics, prices)
     resolver = CallResolver(names, fleet, metrics, limits, usage.begin)
     limit_store = LimitStore(redis, process, took=took)
-    rate_limits = RateLimits(limit_store, keys.directory, fleet.pool, metrics.limited)
+    rate_limits = RateLimits(limit_store, keys.directory, prices, fleet.pool, metrics.limited)
     pipeline = Pipeline(dispatcher, adapters, limits, prompts, rate_limits)
     leaving = partial(_is_leaving, in_flight, resolver)
     sockets = Sockets(settings.max_sockets, settings.max_sockets_per_key)
@@ -323,6 +317,22 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         first=first,
         limit_sync=LimitSync(rate_limits, limit_store),
         usage=usage,
+    )
+
+
+def _fleet(
+    settings: GatewaySettings,
+    redis: redis.asyncio.Redis,
+    metrics: Metrics,
+    unreadable: Unreadable,
+    desired_adapters: DesiredAdapters,
+) -> Fleet:
+    return Fleet(
+        redis,
+        settings.worker_secret,
+        registered=desired_adapters.contents,
+        refused=lambda kind: metrics.refused_records.labels(kind).inc(),
+        unreadable=unreadable,
     )
 
 
@@ -405,12 +415,12 @@ def _limits(settings: GatewaySettings) -> Limits:
     )
 
 
-def _usage(settings: GatewaySettings, redis: redis.asyncio.Redis, metrics: Metrics, costs: RecordCosts) -> Usage:
+def _usage(settings: GatewaySettings, redis: redis.asyncio.Redis, metrics: Metrics, prices: Prices) -> Usage:
     """Return what keeps the usage of calls; without an accounts service nobody would read it, and none is kept."""
     if not settings.accounts_url:
         return Usage(None, None)
     stream = UsageStream(redis, settings.usage_stream_max)
-    return open_usage(settings.state_dir, settings.usage_journal_mib * MIB, stream, metrics, costs.cost_nano)
+    return open_usage(settings.state_dir, settings.usage_journal_mib * MIB, stream, metrics, prices.cost_of)
 
 
 def _recordings(settings: GatewaySettings, redis: redis.asyncio.Redis, gateway_id: str) -> Recordings:

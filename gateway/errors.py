@@ -304,7 +304,8 @@ class RateLimited(PaddockError):
     code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, retry_after_s: float | None = None, is_final: bool = False) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
         self.is_final = is_final
         """Whether the same request will not be admitted soon, so that clients should not repeat it by themselves."""
 

@@ -7,21 +7,22 @@ when prices do.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 from sqlalchemy import Connection, delete, insert, select, update
 from starlette.responses import Response
 
 from accounts.access.changes import Changes
 from accounts.access.mirror import CURRENCY
 from accounts.access.rights import actor_of
-from accounts.api.api import ADMINS, USERS, AdminRequest, RouteRow, answer
+from accounts.api.api import ADMINS, USERS, AdminRequest, RouteRow, answer, read_query
 from accounts.database.schema import facts, prices
 from accounts.errors import Invalid, Missing
 from accounts.protocol.records import Price, PriceListRecord, encode_record
 from accounts.usage.money import read_currency
-from accounts.usage.query import parse, time_of
+from accounts.usage.query import time_of
 
 KIND = PriceListRecord().name
 """Kind of the audit's entries, and of what gateways read."""
@@ -38,7 +39,9 @@ class PriceKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Currency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    currency: str
+    """The name of a currency, as the price list takes it."""
+
+    currency: Annotated[str, Meta(min_length=1, max_length=16)]
 
 
 class PriceRoutes:
@@ -51,9 +54,9 @@ class PriceRoutes:
         path = "/admin/prices"
         return (
             RouteRow("GET", path, USERS, self.list_prices, "the price list, with the prices that hold now"),
-            RouteRow("POST", path, ADMINS, self.set_price, "sets a model's price from a date on"),
-            RouteRow("DELETE", path, ADMINS, self.delete_price, "deletes a price"),
-            RouteRow("PUT", f"{path}/currency", ADMINS, self.set_currency, "sets the currency of prices and budgets"),
+            RouteRow("POST", path, ADMINS, self.set_price, "sets a model's price from a date on", Price),
+            RouteRow("DELETE", path, ADMINS, self.delete_price, "deletes a price", query=PriceKey),
+            RouteRow("PUT", f"{path}/currency", ADMINS, self.set_currency, "names the currency of prices", Currency),
         )
 
     def list_prices(self, request: AdminRequest) -> Response:
@@ -87,7 +90,7 @@ class PriceRoutes:
 
     def delete_price(self, request: AdminRequest) -> Response:
         """Delete the price that the query names. Raises Invalid, Missing."""
-        asked = parse(request.query, PriceKey)
+        asked = read_query(request, PriceKey)
         valid_from = time_of(asked.valid_from, "valid_from") or 0.0
         is_it = (prices.c.model == asked.model, prices.c.valid_from == valid_from)
         with self._changes.begin(actor_of(request.caller)) as change:
@@ -105,8 +108,7 @@ class PriceRoutes:
         """Name the currency anew; amounts stay the numbers that they are. Raises Invalid."""
         try:
             wanted = msgspec.json.decode(request.body, type=Currency).currency
-            PriceListRecord(currency=msgspec.convert(wanted, PriceListRecord.__annotations__["currency"]))
-        except (msgspec.DecodeError, KeyError):
+        except msgspec.DecodeError:
             raise Invalid('The body is no currency. Send `{"currency": "EUR"}`, 1 to 16 characters.') from None
         with self._changes.begin(actor_of(request.caller)) as change:
             before = read_currency(change.connection)

@@ -13,7 +13,7 @@ from msgspec import Meta
 from sqlalchemy import ColumnElement, Connection, or_, select
 from starlette.responses import Response
 
-from accounts.api.api import ADMINS, USERS, AdminRequest, RouteRow, answer
+from accounts.api.api import ADMINS, USERS, AdminRequest, RouteRow, answer, read_query
 from accounts.budgets.spending import NOTHING_SPENT, read_spending
 from accounts.budgets.watch import PATTERN, TABLES, limits_of
 from accounts.budgets.webhooks import Event, Target, store_event
@@ -24,7 +24,7 @@ from accounts.protocol.caller import Caller
 from accounts.protocol.periods import Span, span_at
 from accounts.protocol.records import Budget, SubjectKind
 from accounts.usage.money import NANO, read_currency
-from accounts.usage.query import parse, read_cursor, write_cursor
+from accounts.usage.query import read_cursor, write_cursor
 
 MAX_SUBJECTS = 1000
 TEST = "test"
@@ -52,13 +52,15 @@ class BudgetRoutes:
     def rows(self) -> tuple[RouteRow, ...]:
         test = "stores an event for the webhook, to see whether it arrives"
         return (
-            RouteRow("GET", "/admin/budgets", USERS, self.list_budgets, "budgets: spent, left, and when they renew"),
-            RouteRow("POST", "/admin/webhooks/test", ADMINS, self.test_webhook, test),
+            RouteRow(
+                "GET", "/admin/budgets", USERS, self.list_budgets, "budgets: spent, left, renewal", query=BudgetsQuery
+            ),
+            RouteRow("POST", "/admin/webhooks/test", ADMINS, self.test_webhook, test, status=202),
         )
 
     def list_budgets(self, request: AdminRequest) -> Response:
         """Answer with budgets that the caller may see, by their subjects. Raises Invalid, Forbidden."""
-        asked = parse(request.query, BudgetsQuery)
+        asked = read_query(request, BudgetsQuery)
         after = read_cursor(asked.cursor, tuple[str, str]) if asked.cursor else ("", "")
         with self.database.reading() as connection:
             subjects = _page(connection, request.caller, asked, after)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, cast, func, select
+from sqlalchemy import BigInteger, Connection, Select, cast, func, select
 
 from accounts.database.database import united
 from accounts.database.schema import usage, usage_hours
@@ -74,15 +74,14 @@ def _parts_of_hours(span: Span) -> Iterator[tuple[int, int]]:
         yield span.ends_at // HOUR_S * HOUR_S, span.ends_at
 
 
-def _of_piece(piece: Piece, kind: SubjectKind, names: Collection[str] | None) -> Any:
+def _of_piece(piece: Piece, kind: SubjectKind, names: Collection[str] | None) -> Select[Any]:
     columns = piece.table.c
     tokens = (columns.prompt_tokens + columns.completion_tokens).label("num_tokens")
-    of_time = (piece.time >= piece.begins_at, piece.time < piece.ends_at)
     of_names = () if names is None else (columns[kind].in_(names),)
-    return select(columns[kind].label("subject"), tokens, columns.cost_nano).where(*of_time, *of_names)
+    return select(columns[kind].label("subject"), tokens, columns.cost_nano).where(piece.is_in(), *of_names)
 
 
-def _of_calls(begins_at: int, ends_at: int, kind: SubjectKind, names: Collection[str] | None) -> Any:
+def _of_calls(begins_at: int, ends_at: int, kind: SubjectKind, names: Collection[str] | None) -> Select[Any]:
     tokens = (usage.c.prompt_tokens + usage.c.completion_tokens).label("num_tokens")
     of_time = (usage.c.ended_at >= begins_at, usage.c.ended_at < ends_at)
     of_names = () if names is None else (usage.c[kind].in_(names),)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, event, select, update
+from sqlalchemy import ColumnElement, Connection, Table, event, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from accounts.budgets.spending import MAX_NAMES, NOTHING_SPENT, read_spending
@@ -29,7 +29,13 @@ from accounts.usage.money import NANO, read_currency
 
 log = logging.getLogger(__name__)
 
-TABLES = {"organisation": organisations, "team": teams, "user": users, "key": api_keys, "alias": aliases}
+TABLES: Mapping[SubjectKind, Table] = {
+    "organisation": organisations,
+    "team": teams,
+    "user": users,
+    "key": api_keys,
+    "alias": aliases,
+}
 """Kind of subject -> the table with its records."""
 SPENT = 1.0
 """The share at which every budget warns, whatever thresholds it has."""

@@ -20,11 +20,11 @@ from typing import Any, Literal
 from sqlalchemy import Row
 from starlette.responses import Response, StreamingResponse
 
-from accounts.api.api import USERS, AdminRequest, RouteRow
+from accounts.api.api import USERS, AdminRequest, RouteRow, read_query
 from accounts.database.database import Database
 from accounts.database.schema import usage
 from accounts.usage.calls import COLUMNS, Place, read_page
-from accounts.usage.query import Calls, Selection, calls_of, parse
+from accounts.usage.query import Calls, Selection, calls_of
 
 PAGE_CALLS = 5000
 CSV, PARQUET = "csv", "parquet"
@@ -49,11 +49,12 @@ class ExportRoutes:
         self._database = database
 
     def rows(self) -> tuple[RouteRow, ...]:
-        return (RouteRow("GET", "/admin/usage/export", USERS, self.export, "calls as CSV or Parquet, streamed"),)
+        about = "calls as CSV or Parquet, streamed"
+        return (RouteRow("GET", "/admin/usage/export", USERS, self.export, about, query=ExportQuery),)
 
     def export(self, request: AdminRequest) -> Response:
         """Answer with a stream of calls. Raises Invalid, Forbidden."""
-        asked = parse(request.query, ExportQuery)
+        asked = read_query(request, ExportQuery)
         calls = calls_of(asked, request.caller)
         pages = self._pages(calls)
         if asked.format == PARQUET:

@@ -51,18 +51,6 @@ class Calls:
     """Only calls that count as failed."""
 
 
-QueryT = TypeVar("QueryT", bound=msgspec.Struct)
-
-
-def parse(query: Mapping[str, str], kind: type[QueryT]) -> QueryT:
-    """Return a request's query. Raises Invalid, which names the parameter."""
-    try:
-        return msgspec.convert(query, kind, strict=False)
-    except msgspec.ValidationError as error:
-        names = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
-        raise Invalid(f"The query can't be read: {error}. It takes: {names}.") from None
-
-
 def calls_of(selection: Selection, caller: Caller) -> Calls:
     """Return the calls that a query selects, as far as its caller may see them. Raises Invalid, Forbidden."""
     columns = ("team", "key", "user", "end_user", "alias", "model", "outcome", "request_id")

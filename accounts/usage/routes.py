@@ -11,12 +11,12 @@ from msgspec import Meta
 from sqlalchemy import Row
 from starlette.responses import Response
 
-from accounts.api.api import USERS, AdminRequest, RouteRow, answer
+from accounts.api.api import USERS, AdminRequest, RouteRow, answer, read_query
 from accounts.database.database import Database
 from accounts.errors import Invalid
 from accounts.usage.calls import COLUMNS, Place, read_page
 from accounts.usage.money import NANO, read_currency
-from accounts.usage.query import Selection, calls_of, parse, read_cursor, write_cursor
+from accounts.usage.query import Selection, calls_of, read_cursor, write_cursor
 from accounts.usage.summary import DAY_S, GROUPS, TIMES, Summary, summarise
 
 MAX_CALLS, MAX_GROUPS = 1000, 10_000
@@ -45,13 +45,15 @@ class UsageRoutes:
 
     def rows(self) -> tuple[RouteRow, ...]:
         return (
-            RouteRow("GET", "/admin/usage", USERS, self.list_calls, "calls, newest first"),
-            RouteRow("GET", "/admin/usage/summary", USERS, self.sum_up, "sums of calls, by time, team, model and more"),
+            RouteRow("GET", "/admin/usage", USERS, self.list_calls, "calls, newest first", query=CallsQuery),
+            RouteRow(
+                "GET", "/admin/usage/summary", USERS, self.sum_up, "sums of calls, by time and more", query=SummaryQuery
+            ),
         )
 
     def list_calls(self, request: AdminRequest) -> Response:
         """Answer a page of calls. Raises Invalid, Forbidden."""
-        asked = parse(request.query, CallsQuery)
+        asked = read_query(request, CallsQuery)
         calls = calls_of(asked, request.caller)
         after = read_cursor(asked.cursor, Place) if asked.cursor else None
         with self._database.reading() as connection:
@@ -62,7 +64,7 @@ class UsageRoutes:
 
     def sum_up(self, request: AdminRequest) -> Response:
         """Answer sums. Raises Invalid, Forbidden."""
-        asked = parse(request.query, SummaryQuery)
+        asked = read_query(request, SummaryQuery)
         groups = _groups_of(asked.group_by)
         calls = calls_of(asked, request.caller)
         if calls.begins_at is None:

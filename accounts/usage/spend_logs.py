@@ -18,14 +18,14 @@ import msgspec
 from sqlalchemy import Connection, Row, or_, select
 from starlette.responses import Response, StreamingResponse
 
-from accounts.api.api import JSON, USERS, AdminRequest, RouteRow, answer
+from accounts.api.api import JSON, USERS, AdminRequest, RouteRow, answer, read_query
 from accounts.database.database import Database
 from accounts.database.schema import api_keys
 from accounts.errors import Invalid
 from accounts.protocol.records import digest
 from accounts.usage.calls import OK, Place, read_page
 from accounts.usage.money import NANO
-from accounts.usage.query import Calls, Selection, calls_of, parse, time_of
+from accounts.usage.query import Calls, Selection, calls_of, time_of
 from accounts.usage.summary import DAY_S, summarise
 
 PAGE_CALLS = 1000
@@ -53,11 +53,12 @@ class SpendLogsRoutes:
         self._database = database
 
     def rows(self) -> tuple[RouteRow, ...]:
-        return (RouteRow("GET", "/spend/logs", USERS, self.show, "calls or sums per day, in LiteLLM's form"),)
+        about = "calls or sums per day, in LiteLLM's form"
+        return (RouteRow("GET", "/spend/logs", USERS, self.show, about, query=SpendLogsQuery),)
 
     def show(self, request: AdminRequest) -> Response:
         """Answer with calls or sums. Raises Invalid, Forbidden."""
-        asked = parse(request.query, SpendLogsQuery)
+        asked = read_query(request, SpendLogsQuery)
         begins_at, ends_at = time_of(asked.start_date, "start_date"), time_of(asked.end_date, "end_date")
         if ends_at is not None:
             ends_at = ends_at // DAY_S * DAY_S + DAY_S

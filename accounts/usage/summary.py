@@ -18,7 +18,9 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     FromClause,
+    Select,
     Table,
+    and_,
     func,
     literal,
     select,
@@ -52,10 +54,12 @@ class Piece:
     begins_at: int
     ends_at: int
 
-    @property
-    def time(self) -> Column[Any]:
-        """The table's column of times."""
-        return self.table.primary_key.columns[0]
+    def is_in(self) -> ColumnElement[bool]:
+        """Return the condition that a row is in the piece."""
+        time: Column[int] = self.table.primary_key.columns[0]
+        if time.name == "month" and month_end(self.begins_at + 1) == self.ends_at:
+            return time == self.begins_at  # an order of the index is one of a single month
+        return and_(time >= self.begins_at, time < self.ends_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ def _pieces(calls: Calls, groups: Sequence[str], begins_at: int, ends_at: int, n
     if "month" in groups:
         if {"hour", "day"} & set(groups) or not names <= COARSE:
             raise Invalid("Sums per month are kept by organisation, team and model only. Group by day or hour instead.")
-        return (Piece(usage_months, month_begin(begins_at), _month_end(ends_at)),)
+        return (Piece(usage_months, month_begin(begins_at), month_end(ends_at)),)
     begins_at, ends_at = begins_at // HOUR_S * HOUR_S, -(-ends_at // HOUR_S) * HOUR_S
     if "hour" in groups or not names <= COARSE:
         return (Piece(usage_hours, begins_at, ends_at),)
@@ -125,7 +129,7 @@ def cut_range(begins_at: int, ends_at: int, *, has_months: bool) -> Iterator[Pie
         yield Piece(usage_hours, begins_at, first)
     if last < ends_at:
         yield Piece(usage_hours, last, ends_at)
-    first_month, last_month = _month_end(first), month_begin(last)
+    first_month, last_month = month_end(first), month_begin(last)
     if not has_months or first_month >= last_month:
         yield Piece(usage_days, first, last)
         return
@@ -142,19 +146,18 @@ def month_begin(at: float) -> int:
     return int(datetime(time.year, time.month, 1, tzinfo=UTC).timestamp())
 
 
-def _month_end(at: int) -> int:
+def month_end(at: int) -> int:
     """Return the first begin of a month (UTC) that is not before a moment."""
     begin = month_begin(at)
     return begin if begin == at else month_begin(begin + 31 * DAY_S)
 
 
-def _part(piece: Piece, calls: Calls, groups: Sequence[str]) -> Any:
+def _part(piece: Piece, calls: Calls, groups: Sequence[str]) -> Select[Any]:
     table = piece.table
     columns = [_day_of(table).label(name) if name == "day" else table.c[name].label(name) for name in groups]
-    conditions = [piece.time >= piece.begins_at, piece.time < piece.ends_at]
-    conditions += [table.c[name] == value for name, value in calls.equal.items()]
-    return select(*columns, *(table.c[name] for name in SUMS)).where(*conditions)
+    conditions = [table.c[name] == value for name, value in calls.equal.items()]
+    return select(*columns, *(table.c[name] for name in SUMS)).where(piece.is_in(), *conditions)
 
 
-def _day_of(table: FromClause) -> Any:
+def _day_of(table: FromClause) -> ColumnElement[int]:
     return table.c.day if "day" in table.c else table.c.hour - table.c.hour % literal(DAY_S, literal_execute=True)

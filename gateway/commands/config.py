@@ -4,7 +4,7 @@ show [--json] [flags of up]   each setting of `paddock up`, its value and its so
 schema                        JSON Schema of a catalog file (published as docs/catalog.schema.json)
 docs                          docs/settings.md
 compatibility                 docs/compatibility.md: what each endpoint does with each parameter
-metrics                       docs/metrics.md: every metric of gateways and workers
+metrics                       docs/metrics.md: every metric of gateways, workers and the accounts service
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from prometheus_client import CollectorRegistry
 from pydantic_settings import BaseSettings
 
+from accounts.metrics import Metrics as AccountsMetrics
 from accounts.settings import AccountsSettings, GatewaySecret
 from gateway.settings import GatewaySettings, UpSettings, known_settings
 from gateway.telemetry.metrics import Metrics
@@ -73,13 +74,23 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock bench` | load of many people on any OpenAI-compatible address, and what they see: [bench.md](bench.md) |
 | `paddock cache show [--tenant TEAM] [--json]` | files in `cache_dir` and `slot_save_dir`, by version and team |
 | `paddock cache erase --tenant TEAM` (or `--all`) | removes a team's files from both, of all versions |
-| `paddock key make\|add\|list\|remove` | API keys and their records in Redis: [keys.md](keys.md#in-redis) |
+| `paddock keys list\|show\|create\|update\|rotate\|block\|unblock\|delete` | API keys: [teams.md](teams.md) |
+| `paddock keys make` | a key, and its record for `PADDOCK_API_KEYS`; calls nothing: [keys.md](keys.md#further-keys) |
+| `paddock teams\|users\|organisations\|aliases ...` | the same for these, but `rotate` |
+| `paddock limits list\|show\|set\|clear` | limits of a team, key, user, organisation or model name |
+| `paddock budgets list\|set\|delete` | budgets of the same, and what is spent of them |
+| `paddock usage [--by GROUPS]` | sums of calls and costs; `usage calls` lists calls, `usage export` saves them |
+| `paddock prices list\|set\|delete\|currency` | what models cost |
+| `paddock audit` | who changed what; `audit verify` checks that nothing was altered |
+| `paddock apply -f FILE` | teams, keys, limits and budgets as a file declares them; `--dry-run` shows the difference |
+| `paddock login`, `paddock logout` | signs in and keeps the key for later commands: [teams.md](teams.md) |
+| `paddock completion bash\|zsh\|fish` | prints what makes a shell complete commands and flags |
 | `paddock redis acl` | users of gateways and workers for a Redis of your own: [redis.md](redis.md#users) |
 | `paddock config show [--json]` | each setting of `paddock up`, its value and origin; secrets are covered |
 | `paddock config schema` | JSON Schema of a catalog file ([catalog.schema.json](catalog.schema.json)) |
 | `paddock config docs` | this page |
 | `paddock config compatibility` | what each endpoint does with each parameter: [compatibility.md](compatibility.md) |
-| `paddock config metrics` | every metric of gateways and workers: [metrics.md](metrics.md) |
+| `paddock config metrics` | every metric of each kind of process: [metrics.md](metrics.md) |
 
 What one model is made of can also be said per model in a [catalog file](catalog.md). On Kubernetes, set
 `enableServiceLinks: false` in pods beside a Service named `paddock`: it would set `PADDOCK_PORT`.
@@ -96,6 +107,7 @@ It is made with mode 0700. A folder that is there already keeps its mode; a warn
 | in it | what it is |
 |---|---|
 | `first-key` | the first API key, mode 0600, unless one is preset |
+| `logins.json` | keys that `paddock login` keeps, mode 0600 |
 | `worker-secret` | the secret that gateways and workers share, mode 0600, made once |
 | `gateway-secret` | the secret of gateways alone, mode 0600, made once |
 | `cache-secret` | the secret of files in `cache_dir` and `slot_save_dir`, mode 0600, made once |
@@ -141,9 +153,9 @@ METRICS_HEAD = """# Metrics
 
 This page is made by `paddock config metrics`; a test fails when it is out of date.
 
-`GET /metrics` of a gateway and of a worker answers in Prometheus' text format, or in OpenMetrics where the scraper's
-`Accept` prefers it, zipped where its `Accept-Encoding` takes that. Both come from a registry of `prometheus_client`. A
-gateway asks for `metrics_key` where it is set (compose sets it), a worker for nothing. Labels have few values:
+`GET /metrics` of a gateway, of a worker and of the accounts service answers in Prometheus' text format, or in
+OpenMetrics where the scraper's `Accept` prefers it, zipped where its `Accept-Encoding` takes that. All come from a
+registry of `prometheus_client`. A gateway asks for `metrics_key` where it is set (compose sets it), the others for nothing. Labels have few values:
 names of models and aliases that exist, teams of keys, outcomes. There is never a key, a request id or a caller's text
 in a label, and a metric keeps at most 20,000 series; what comes after those is counted under `other`. `team` labels
 counters only: a histogram by team would be a hundred thousand lines where there are 50 models and 20 teams.
@@ -192,7 +204,16 @@ is always the same: what a worker does not have, a disk tier for one, is zero. W
 somebody scrapes and costs a step a microsecond or two.
 """
 
-PROCESS = """## Of either
+ACCOUNTS = """## Of the accounts service
+
+`GET /metrics` where the service listens (`accounts_listen`): give it `HOST:PORT` for Prometheus to reach it, since a
+Unix socket is reached on its own machine only (`curl --unix-socket`). It asks for nothing: let nobody but gateways and
+Prometheus reach that port. Where several services run, `paddock_webhooks_pending`, `paddock_ledger_lag_seconds`,
+`paddock_ledger_waiting_entries` and the gauges of budgets are the same of each: take the maximum. Alert on a ledger lag
+of minutes (the database is away, or too slow) and on `paddock_webhook_tries_total{outcome="given_up"}`.
+"""
+
+PROCESS = """## Of each
 """
 
 INTRODUCTIONS = {"By OpenTelemetry's names": GEN_AI}
@@ -206,6 +227,10 @@ def worker_groups() -> tuple[Group, ...]:
     return WorkerMetrics(CollectorRegistry(), "", _unread, _unread).groups
 
 
+def accounts_groups() -> tuple[Group, ...]:
+    return AccountsMetrics(CollectorRegistry()).groups
+
+
 def metrics_of(groups: Iterable[Group]) -> tuple[Declaration, ...]:
     return tuple(metric for group in groups for metric in group.metrics)
 
@@ -214,6 +239,7 @@ def metrics_page() -> str:
     """Return docs/metrics.md, in Markdown."""
     *of_gateway, of_process = gateway_groups()
     *of_worker, _ = worker_groups()
+    *of_accounts, _ = accounts_groups()
     return "\n".join(
         [
             METRICS_HEAD,
@@ -222,6 +248,8 @@ def metrics_page() -> str:
             LOG_LINES,
             WORKER,
             *_tables(of_worker),
+            ACCOUNTS,
+            *_tables(of_accounts),
             PROCESS,
             *_tables((of_process,)),
         ]

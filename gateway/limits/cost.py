@@ -1,10 +1,9 @@
-"""Computes what a call costs, by the price list that was valid at its end. Money is in nano units: billionths of the
-currency's unit.
-"""
+"""Computes what a call costs, by the published price list. Money is in nano units: billionths of the currency's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Protocol
 
 from accounts.protocol.records import Price, PriceListRecord
 from accounts.protocol.usage import UsageRecord
@@ -14,18 +13,30 @@ NANO = 1_000_000_000
 ANY_MODEL = "*"
 
 
-class PriceBook:
-    """A price list by model."""
+class PriceSource(Protocol):
+    """Whoever has the price list; it is replaced as a whole when it changes."""
 
-    def __init__(self, record: PriceListRecord) -> None:
-        self.record = record
+    prices: PriceListRecord
+
+
+class Prices:
+    """The price list, by model."""
+
+    def __init__(self, source: PriceSource) -> None:
+        self._source = source
+        self._record = PriceListRecord()
         self._by_model: dict[str, list[Price]] = {}
-        for price in sorted(record.prices, key=lambda each: each.valid_from, reverse=True):
-            self._by_model.setdefault(price.model, []).append(price)
+        """Model -> its prices, the latest first."""
+
+    @property
+    def currency(self) -> str:
+        return self._source.prices.currency
 
     def price(self, names: Iterable[str], at: float) -> Price | None:
         """Return the latest price valid at the unix time `at` of the first name that has one, else that of `*`; None:
         there is none."""
+        if self._record is not self._source.prices:
+            self._read(self._source.prices)
         if not self._by_model:
             return None
         for name in (*names, ANY_MODEL):
@@ -48,18 +59,12 @@ class PriceBook:
         )
         return round(millionths * (NANO / 1_000_000) + compute_ms / 1000 * price.per_gpu_second * NANO)
 
+    def cost_of(self, record: UsageRecord) -> int:
+        """Return what the call of a usage record costs, at its end."""
+        usage = Usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
+        return self.cost_nano(usage, record.compute_ms, (record.adapter, record.model), record.ended_at)
 
-class RecordCosts:
-    """Computes what recorded calls cost, by the price list of the moment. May be used on any thread."""
-
-    def __init__(self, prices: Callable[[], PriceListRecord]) -> None:
-        self._prices = prices
-        self._book = PriceBook(prices())
-
-    def cost_nano(self, used: UsageRecord) -> int:
-        """Return what a call costs, by the prices that are valid at its end."""
-        book, record = self._book, self._prices()
-        if book.record is not record:
-            self._book = book = PriceBook(record)
-        usage = Usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens, media_tokens=used.media_tokens)
-        return book.cost_nano(usage, used.compute_ms, (used.adapter, used.model), used.ended_at)
+    def _read(self, record: PriceListRecord) -> None:
+        self._record, self._by_model = record, {}
+        for price in sorted(record.prices, key=lambda each: each.valid_from, reverse=True):
+            self._by_model.setdefault(price.model, []).append(price)

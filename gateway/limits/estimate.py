@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.routing.cost import facts_of
+from gateway.routing.placement import cells_of
 from gateway.routing.pool import Pool
 from workers.protocol.events import Usage
-from workers.protocol.pooled import PoolInput, PoolRequest
-from workers.protocol.requests import GenerateRequest, Message
+from workers.protocol.heartbeat import ModelFacts
+from workers.protocol.pooled import PoolInput, PoolPrompt, PoolRequest
+from workers.protocol.requests import GenerateRequest, Medium, Message, Prompt
 
 MEASURED_MESSAGES = 1000
 """Number of messages of a longer conversation that are measured; the others count as long as these on average."""
@@ -43,9 +45,8 @@ def estimate(requests: Sequence[GenerateRequest], pool: Pool, most: int | None) 
     likely = typical.answer_tokens if most is None else min(typical.answer_tokens, most)
     prompt_tokens, completion_tokens, before = 0.0, 0.0, None
     for request in requests:
-        if before is None or not is_same_prompt(request, before):
-            cells = sum(facts.picture_cells if one.kind == "picture" else facts.sound_cells for one in request.media)
-            prompt_tokens += _prompt_tokens(request, typical.bytes_per_token) + cells
+        if before is None or not _is_same_prompt(request, before):
+            prompt_tokens += _prompt_tokens(request, typical.bytes_per_token) + _cells_of(request.media, facts)
             before = request
         named = request.max_tokens
         completion_tokens += likely if named is None else named if most is None else min(named, most)
@@ -54,8 +55,8 @@ def estimate(requests: Sequence[GenerateRequest], pool: Pool, most: int | None) 
 
 def estimate_pooled(request: PoolRequest, pool: Pool) -> Estimate:
     """Return the predicted tokens of pooled work."""
-    per_token = pool.typical.bytes_per_token
-    tokens = sum([_tokens_of(each, per_token) for each in request.inputs])
+    per_token, facts = pool.typical.bytes_per_token, facts_of(pool)
+    tokens = sum([_tokens_of_input(each, per_token) for each in request.inputs]) + _cells_of(request.media, facts)
     if request.query is not None:
         tokens += len(request.inputs) * num_bytes(request.query) / per_token
     return Estimate(round(tokens), 0, pool.typical.hold_ms)
@@ -66,8 +67,7 @@ def num_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
-def is_same_prompt(one: GenerateRequest, other: GenerateRequest) -> bool:
-    """Return whether two requests have the same prompt: answers to one prompt share it."""
+def _is_same_prompt(one: GenerateRequest, other: GenerateRequest) -> bool:
     return one.prompt is other.prompt and one.messages is other.messages and one.infill is other.infill
 
 
@@ -95,9 +95,19 @@ def _bytes_of_message(message: Message) -> int:
     return number
 
 
-def _tokens_of(part: PoolInput, per_token: float) -> float:
+def _cells_of(media: Sequence[Medium], facts: ModelFacts) -> int:
+    return sum([cells_of(one.kind, facts) for one in media])
+
+
+def _tokens_of_input(one: PoolInput, per_token: float) -> float:
+    if isinstance(one, PoolPrompt):
+        return (num_bytes(one.text) + sum(map(_bytes_of_message, one.messages))) / per_token
+    return _tokens_of(one, per_token)
+
+
+def _tokens_of(part: Prompt, per_token: float) -> float:
     if isinstance(part, str):
         return num_bytes(part) / per_token
     if len(part) > MEASURED_MESSAGES or not any(isinstance(one, str) for one in part):
         return float(len(part))
-    return sum([num_bytes(one) / per_token if isinstance(one, str) else 1.0 for one in part])
+    return sum((num_bytes(one) / per_token if isinstance(one, str) else 1.0) for one in part)

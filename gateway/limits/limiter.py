@@ -11,29 +11,27 @@ share of what was left (`share`), and `sync` tells Redis later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import pairwise
 from time import monotonic, time
 from typing import Any, Protocol
 
-from accounts.protocol.records import PriceListRecord
+from accounts.protocol.limit_counters import DAY_TOKENS, MONTH_TOKENS
 from gateway.back_pressure import store_unavailable
 from gateway.call import FREE, Call, Permit, Principal, Subject
-from gateway.limits.cost import PriceBook
+from gateway.limits.cost import Prices
 from gateway.limits.counts import RedisClock, SubjectCounts
-from gateway.limits.estimate import estimate, estimate_pooled, is_same_prompt
+from gateway.limits.estimate import estimate, estimate_pooled
 from gateway.limits.messages import NOT_RUN, Message, Messages
 from gateway.limits.plan import Plan, SubjectPlan, plan_of
 from gateway.limits.refusals import Refusal
 from gateway.limits.reservation import Reservation, State
 from gateway.limits.share import Away, GatewayShare, decide
-from gateway.limits.usage import compute_ms, usage_of_logs
 from gateway.routing.pool import Pool
 from gateway.store.limits import ADMITTED, RAN_BEFORE, REPORTING, WINDOW_S, LimitStore
 from gateway.telemetry.request_log import Headroom, RequestLog
-from workers.protocol.events import NO_USAGE, Usage
+from workers.protocol.events import NO_USAGE
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.requests import GenerateRequest
 
@@ -48,17 +46,10 @@ PER_SUBJECT = 6
 """Numbers in an answer per subject, besides those of its budgets."""
 
 
-class AccessDirectory(Protocol):
+class AliasSubjects(Protocol):
     """The part of the directory of access that limits need."""
 
-    prices: PriceListRecord
-
     def alias(self, name: str) -> Subject | None: ...
-
-
-def num_prompts(requests: Sequence[GenerateRequest]) -> int:
-    """Return how many different prompts the requests have; several answers to one prompt come one after the other."""
-    return 1 + sum(not is_same_prompt(one, other) for one, other in pairwise(requests))
 
 
 def _adapter_of(asked: Sequence[GenerateRequest] | PoolRequest) -> str:
@@ -89,15 +80,16 @@ class RateLimits:
     def __init__(
         self,
         store: LimitStore,
-        directory: AccessDirectory,
+        aliases: AliasSubjects,
+        prices: Prices,
         pool: Callable[[str], Pool],
         refused: Callable[[str, str], None] = _count_nothing,
     ) -> None:
         """`pool` returns a model's workers. `refused` is called with a subject's kind and the limit that refuses."""
-        self._directory = directory
+        self._aliases = aliases
+        self._prices = prices
         self._pool = pool
         self._refused = refused
-        self._book = PriceBook(directory.prices)
         self._plans: dict[tuple[str, str], Plan | None] = {}
         self.messages = Messages(store, self._on_lost)
         self.counts: dict[str, SubjectCounts] = {}
@@ -145,9 +137,8 @@ class RateLimits:
             expected = estimate(asked, self._pool(call.model), min(bounds, default=None))
         adapter = call.adapter or _adapter_of(asked)
         counts = [self.counts.get(one.name) or self._new_counts(one.name) for one in plan.subjects]
-        cost = self._cost(expected.usage, expected.compute_ms, (adapter, call.model))
+        cost = self._prices.cost_nano(expected.usage, expected.compute_ms, (adapter, call.model), time())
         reservation = Reservation(plan, counts, request_log, adapter, expected.tokens, cost, self._refused)
-        reservation.num_prompts = 0 if isinstance(asked, PoolRequest) else num_prompts(asked)
         if plan.subjects:
             self._ask(reservation)
         else:
@@ -163,12 +154,12 @@ class RateLimits:
         self._waiting.pop(reservation, None)
         if reservation.state not in (State.TOLD, State.LOCAL) or not reservation.plan.subjects:
             return
-        log, num = reservation.request_log, reservation.num_prompts
+        log = reservation.request_log
         if not any(answer.attempts for answer in log.answers):
             self._settle(reservation, -1, -reservation.tokens, -reservation.cost)
             return
-        usage = usage_of_logs(log.answers, num) if num else log.usage or NO_USAGE
-        cost = self._cost(usage, compute_ms(log.answers), (reservation.adapter, log.model))
+        usage = log.usage or NO_USAGE
+        cost = self._prices.cost_nano(usage, log.compute_s * 1000, (reservation.adapter, log.model), time())
         tokens = usage.prompt_tokens + usage.completion_tokens
         self._settle(reservation, 0, tokens - reservation.tokens, cost - reservation.cost)
 
@@ -180,13 +171,8 @@ class RateLimits:
             if not reservation.closed and reservation.state is State.ASKED:
                 self._ask(reservation)
 
-    def _cost(self, usage: Usage, compute_ms: float, names: Iterable[str]) -> int:
-        if self._book.record is not self._directory.prices:
-            self._book = PriceBook(self._directory.prices)
-        return self._book.cost_nano(usage, compute_ms, names, time())
-
     def _plan(self, principal: Principal, alias_name: str) -> Plan | None:
-        alias = self._directory.alias(alias_name)
+        alias = self._aliases.alias(alias_name)
         if alias is None and not principal.subjects:
             return None
         key, now = (principal.key_id, alias_name), time()
@@ -288,11 +274,11 @@ class RateLimits:
             counts.hear(tick, now, requests, tokens, calls)
             limits, periods = subject.subject.limits, counts.periods
             if limits.tokens_per_day is not None:
-                periods["d"] = (subject.day[0], day)
+                periods[DAY_TOKENS] = (subject.day.begins_at, day)
             if limits.tokens_per_month is not None:
-                periods["m"] = (subject.month[0], month)
+                periods[MONTH_TOKENS] = (subject.month.begins_at, month)
             for budget in subject.budgets:
-                periods[budget.field] = (budget.begin, answer[at])
+                periods[budget.field] = (budget.span.begins_at, answer[at])
                 at += 1
             least_requests = _less(least_requests, limits.requests_per_minute, requests)
             least_tokens = _less(least_tokens, limits.tokens_per_minute, tokens)
@@ -322,7 +308,7 @@ class RateLimits:
         for one in reservation.counts:
             one.refused_at = now
         self._refused(subject.kind, refusal.name)
-        reservation.refuse(refusal.error(reservation.plan, reservation.tokens, self._directory.prices.currency))
+        reservation.refuse(refusal.error(reservation.plan, reservation.tokens, self._prices.currency))
 
     def _decide(self, reservation: Reservation) -> None:
         """Decide about a call without Redis."""
@@ -391,4 +377,4 @@ class RateLimits:
             for name, begin in subject.token_periods():
                 counts.count_period(name, begin, tokens)
             for budget in subject.budgets:
-                counts.count_period(budget.field, budget.begin, cost)
+                counts.count_period(budget.field, budget.span.begins_at, cost)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from accounts.protocol.limit_counters import DAY_TOKENS, MONTH_TOKENS, budget_field, subject_name
+from accounts.protocol.periods import Span
 from accounts.protocol.records import Budget
 from gateway.call import Principal, Subject
 from gateway.limits.cost import NANO
-from gateway.limits.periods import DAY, MONTH, period_at
-from gateway.store.packed import packed_team
+from gateway.limits.periods import period_at
 
 Argument = str | int
 
@@ -19,14 +20,12 @@ class BudgetPlan:
     """A budget, and the counter of its present period."""
 
     budget: Budget
-    begin: int
-    end: int
-    """When the period begins and ends, unix seconds."""
+    span: Span
 
     @property
     def field(self) -> str:
-        """The name of the counter. Budgets of the same periods share it, whatever their amounts."""
-        return f"b:{self.budget.period}:{self.budget.time_zone}"
+        """The name of the counter."""
+        return budget_field(self.budget)
 
     @property
     def most_nano(self) -> int:
@@ -42,8 +41,8 @@ class SubjectPlan:
     name: str
     """The subject's name in Redis."""
     budgets: tuple[BudgetPlan, ...]
-    day: tuple[int, int]
-    month: tuple[int, int]
+    day: Span
+    month: Span
 
     @property
     def has_window(self) -> bool:
@@ -61,8 +60,10 @@ class SubjectPlan:
     def token_periods(self) -> list[tuple[str, int]]:
         """Return the counters of tokens that it has: field, and when the period begins."""
         limits = self.subject.limits
-        found = [(DAY, self.day[0])] if limits.tokens_per_day is not None else []
-        return [*found, (MONTH, self.month[0])] if limits.tokens_per_month is not None else found
+        found = [(DAY_TOKENS, self.day.begins_at)] if limits.tokens_per_day is not None else []
+        if limits.tokens_per_month is not None:
+            found.append((MONTH_TOKENS, self.month.begins_at))
+        return found
 
     def reserve_arguments(self) -> tuple[Argument, ...]:
         """Return the arguments of `lua/reserve.lua`."""
@@ -74,7 +75,7 @@ class SubjectPlan:
             limits.tokens_per_month,
             limits.max_parallel,
         )
-        budgets = [(budget.field, budget.begin, budget.most_nano) for budget in self.budgets]
+        budgets = [(budget.field, budget.span.begins_at, budget.most_nano) for budget in self.budgets]
         return (self.name, *(each or 0 for each in most), len(budgets), *(each for row in budgets for each in row))
 
     def settle_arguments(self, number: int) -> tuple[Argument, ...]:
@@ -82,7 +83,7 @@ class SubjectPlan:
         admitted; 0: not known."""
         limits = self.subject.limits
         has = (limits.tokens_per_day is not None, limits.tokens_per_month is not None, self.has_calls)
-        budgets = [each for budget in self.budgets for each in (budget.field, budget.begin)]
+        budgets = [each for budget in self.budgets for each in (budget.field, budget.span.begins_at)]
         window = number if self.has_window else ""
         return (self.name, window, *map(int, has), len(self.budgets), *budgets)
 
@@ -112,7 +113,7 @@ def plan_of(principal: Principal, alias: Subject | None, at: float) -> Plan | No
         return None
     day, month = period_at("day", "UTC", at), period_at("month", "UTC", at)
     counted = tuple(_subject_plan(each, day, month, at) for each in subjects if _is_counted(each))
-    arguments: list[Argument] = [day[0], month[0]]
+    arguments: list[Argument] = [day.begins_at, month.begins_at]
     for one in counted:
         arguments += one.reserve_arguments()
     prompts = [each for each in subjects if each.limits.max_prompt_tokens is not None]
@@ -120,7 +121,7 @@ def plan_of(principal: Principal, alias: Subject | None, at: float) -> Plan | No
         principal,
         alias,
         counted,
-        float(min(_ends(counted, day[1]))),
+        float(min(_ends(counted, day))),
         tuple(arguments),
         None if alias is None else alias.limits.max_tokens,
         min(prompts, key=lambda each: each.limits.max_prompt_tokens or 0, default=None),
@@ -139,18 +140,17 @@ def _is_counted(subject: Subject) -> bool:
     return bool(limits.budgets) or any(number is not None for number in numbers)
 
 
-def _subject_plan(subject: Subject, day: tuple[int, int], month: tuple[int, int], at: float) -> SubjectPlan:
+def _subject_plan(subject: Subject, day: Span, month: Span, at: float) -> SubjectPlan:
     budgets = dict[str, BudgetPlan]()
     for budget in subject.limits.budgets:
-        plan = BudgetPlan(budget, *period_at(budget.period, budget.time_zone, at))
+        plan = BudgetPlan(budget, period_at(budget.period, budget.time_zone, at))
         kept = budgets.get(plan.field)
         if kept is None or 0 < plan.most_nano < (kept.most_nano or plan.most_nano + 1):
             budgets[plan.field] = plan  # of several with the same periods, the least refuses
-    name = f"{subject.kind}:{packed_team(subject.name)}"
-    return SubjectPlan(subject, name, tuple(budgets.values()), day, month)
+    return SubjectPlan(subject, subject_name(subject.kind, subject.name), tuple(budgets.values()), day, month)
 
 
-def _ends(subjects: Sequence[SubjectPlan], day_end: int) -> Iterable[int]:
-    yield day_end
+def _ends(subjects: Sequence[SubjectPlan], day: Span) -> Iterable[int]:
+    yield day.ends_at
     for one in subjects:
-        yield from (budget.end for budget in one.budgets)
+        yield from (budget.span.ends_at for budget in one.budgets)

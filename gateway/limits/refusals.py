@@ -55,9 +55,11 @@ class Refusal:
                 most = limits.tokens_per_minute or 0
                 return back_pressure.tokens_reached(whose, name, self.used, most, tokens, "tokens per minute", wait_s)
             case 3:
-                return self._period_error(subject, limits.tokens_per_day or 0, tokens, "tokens per day", subject.day[1])
+                return self._period_error(
+                    subject, limits.tokens_per_day or 0, tokens, "tokens per day", subject.day.ends_at
+                )
             case 4:
-                most, end = limits.tokens_per_month or 0, subject.month[1]
+                most, end = limits.tokens_per_month or 0, subject.month.ends_at
                 return self._period_error(subject, most, tokens, "tokens per month", end)
             case 5:
                 most = limits.max_parallel or 0
@@ -74,8 +76,8 @@ class Refusal:
         plan = subject.budgets[self.limit - FIRST_BUDGET]
         budget = plan.budget
         spent, amount = money(self.used, currency), money(round(budget.amount * NANO), currency)
-        renews = shown(plan.end, budget.time_zone)
-        whose, wait_s = whose_limit(subject.subject), max(1.0, plan.end - time())
+        renews = shown(plan.span.ends_at, budget.time_zone)
+        whose, wait_s = whose_limit(subject.subject), max(1.0, plan.span.ends_at - time())
         return back_pressure.budget_spent(whose, spent, amount, budget.period, renews, wait_s)
 
 

@@ -29,7 +29,7 @@ class Reservation(Permit):
     """The permit of a call that counts for limits or budgets. Made and decided by `RateLimits`."""
 
     __slots__ = (
-        *("adapter", "asked_at", "closed", "cost", "counts", "error", "num_prompts", "numbers", "plan"),
+        *("adapter", "asked_at", "closed", "cost", "counts", "error", "numbers", "plan"),
         *("request_log", "state", "tick", "timer", "tokens", "_count_refusal", "_cuts", "_decided"),
     )
 
@@ -52,8 +52,6 @@ class Reservation(Permit):
         self.adapter = adapter
         self.tokens = tokens
         self.cost = cost
-        self.num_prompts = 1
-        """Number of prompts, each with equally many answers; 0: pooled work, whose usage the request's log has."""
         self.asked_at = monotonic()
         self.state = State.ASKED
         self.closed = False

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
+from accounts.protocol.limit_counters import DAY_TOKENS, MONTH_TOKENS
 from gateway.limits.counts import NONE, SubjectCounts
 from gateway.limits.plan import Plan, SubjectPlan
 from gateway.limits.refusals import (
@@ -109,8 +110,8 @@ def _of_periods(
 ) -> Refusal | str | None:
     limits = subject.subject.limits
     for limit, field, begin, most in (
-        (TOKENS_OF_DAY, "d", subject.day[0], limits.tokens_per_day),
-        (TOKENS_OF_MONTH, "m", subject.month[0], limits.tokens_per_month),
+        (TOKENS_OF_DAY, DAY_TOKENS, subject.day.begins_at, limits.tokens_per_day),
+        (TOKENS_OF_MONTH, MONTH_TOKENS, subject.month.begins_at, limits.tokens_per_month),
     ):
         what = (subject.name, field, begin)
         if most is not None and (found := _of_period(place, limit, what, known, most, tokens, away)):
@@ -120,7 +121,7 @@ def _of_periods(
 
 def _of_budgets(place: int, subject: SubjectPlan, known: SubjectCounts, cost: int, away: Away) -> Refusal | str | None:
     for number, budget in enumerate(subject.budgets):
-        what = (subject.name, budget.field, budget.begin)
+        what = (subject.name, budget.field, budget.span.begins_at)
         most, limit = budget.most_nano, FIRST_BUDGET + number
         if most and (found := _of_period(place, limit, what, known, most, cost, away)):
             return found

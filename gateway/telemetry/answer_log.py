@@ -158,8 +158,6 @@ class AttemptLog:
     """The reasons why this worker was chosen, in one line of ASCII; empty: the caller has not asked for them."""
     slot: int | None = None
     """Number of the slot at the worker; None: the worker has not reported it."""
-    num_prompt: int = 0
-    """Tokens of the prompt; 0: the worker has not reported them. `num_prompt_computed`: those that were not cached."""
     num_prompt_computed: int = 0
     """Tokens of the prompt that the worker had not cached; 0: the worker has not reported them."""
     submitted_at: float = field(default_factory=time.monotonic)

@@ -152,6 +152,7 @@ class Metrics:
         retries, fleet = Group("Trying again", registry), Group("The fleet", registry)
         usage, own = Group("Usage", registry), Group("The gateway itself", registry)
         self._declare_requests(requests)
+        self._declare_refusals(requests)
         self._declare_waiting(waiting)
         self._declare_retries(retries)
         self._declare_fleet(fleet)
@@ -185,13 +186,6 @@ class Metrics:
             "`caller`, `policy` (a bound that an operator has set), `worker`, `gateway` (its Redis included)",
             ("model", "who", "code"),
             When.ENDED,
-        )
-        self.failed_authentications = requests.counter(
-            "paddock_failed_authentications_total",
-            "requests that were refused for their API key, by `reason`: it is `missing`, or the error's code "
-            "(`invalid_api_key` is one that is not known, or no valid token)",
-            ("reason",),
-            When.HAPPENS,
         )
         self.in_flight = requests.gauge(
             "paddock_requests_in_flight",
@@ -228,6 +222,15 @@ class Metrics:
             "generated tokens, those of answers that were cut off included as far as they came",
             USER,
             When.ENDED,
+        )
+
+    def _declare_refusals(self, requests: Group) -> None:
+        self.failed_authentications = requests.counter(
+            "paddock_failed_authentications_total",
+            "requests that were refused for their API key, by `reason`: it is `missing`, or the error's code "
+            "(`invalid_api_key` is one that is not known, or no valid token)",
+            ("reason",),
+            When.HAPPENS,
         )
         self.limited_calls = requests.counter(
             "paddock_limited_total",

@@ -231,6 +231,15 @@ class RequestLog:
         return self.answers[0].queue_position
 
     @property
+    def compute_s(self) -> float:
+        """Seconds from each answer's last submission to a worker to its end, added up."""
+        now, total_s = time.monotonic(), 0.0
+        for answer in self.answers:
+            if (attempt := answer.last_attempt) is not None:
+                total_s += (attempt.ended_at or now) - attempt.submitted_at
+        return total_s
+
+    @property
     def overhead_s(self) -> float:
         """Seconds from arrival until the last attempt is submitted, less waits for slots and failed attempts."""
         answer, attempt = self.answer, self.answer.last_attempt

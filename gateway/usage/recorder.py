@@ -77,11 +77,7 @@ class UsageRecorder:
         running.close()  # last: until then a successor finds the call
 
     def _record(self, request_log: RequestLog) -> UsageRecord:
-        usage, now = request_log.usage or NO_USAGE, time.monotonic()
-        compute_s = 0.0
-        for answer in request_log.answers:
-            if (attempt := answer.last_attempt) is not None:
-                compute_s += (attempt.ended_at or now) - attempt.submitted_at
+        usage = request_log.usage or NO_USAGE
         return UsageRecord(
             number=self._journal.last + 1,
             request_id=request_log.request_id,
@@ -103,7 +99,7 @@ class UsageRecorder:
             completion_tokens=usage.completion_tokens,
             media_tokens=usage.media_tokens,
             queue_ms=round(request_log.answer.queue_s * 1000),
-            compute_ms=round(compute_s * 1000),
+            compute_ms=round(request_log.compute_s * 1000),
             trace_id=request_log.trace.trace_id,
         )
 

@@ -16,7 +16,7 @@ from gateway.api.parameters.unsupported import OTHERS_IGNORED, OTHERS_REFUSED
 from gateway.api.responses import body as responses_body
 from gateway.api.responses import body as responses_refused
 from gateway.api.routes import ROUTES
-from gateway.commands.config import gateway_groups, metrics_of, metrics_page, worker_groups
+from gateway.commands.config import accounts_groups, gateway_groups, metrics_of, metrics_page, worker_groups
 from gateway.dispatch.dispatcher import MAX_ATTEMPTS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -90,7 +90,8 @@ def test_every_error() -> None:
 def test_every_metric() -> None:
     assert page("metrics.md") == metrics_page(), "run: paddock config metrics > docs/metrics.md"
     told = {cells[0].strip("`") for cells in rows("metrics.md")} - {"metric", "---"}
-    declared = (*metrics_of(gateway_groups()), *metrics_of(worker_groups()))
+    groups = (*gateway_groups(), *worker_groups(), *accounts_groups())
+    declared = metrics_of(groups)
     assert told == {metric.name for metric in declared}
 
 

@@ -25,7 +25,7 @@ from gateway.api.responses.response_store import ResponseStore
 from gateway.api.resumable import Resumable
 from gateway.call import Call
 from gateway.errors import StorageFull, StoreUnavailable, TooManyStreams, Unavailable
-from gateway.resume.reading import Reading
+from gateway.resume.reading import LocalReading
 from gateway.resume.recording import Recording
 from gateway.resume.recordings import Owner, Recordings
 from gateway.telemetry.request_log import RequestLog
@@ -88,7 +88,7 @@ class Background:
         writer: EventWriter,
         resume: ResumeOptions | None,
         scope: Scope,
-    ) -> Reading:
+    ) -> LocalReading:
         """Store the response as queued, and begin to make it. `end` is called when it is over."""
         request_log, team, holds = request_log_of(scope), call.principal.team, hold_function(scope)
         if not await self._responses.keep(team, writer.record(writer.snapshot.object("queued"))):

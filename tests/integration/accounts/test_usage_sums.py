@@ -49,7 +49,7 @@ def _value(one: UsageRecord, name: str) -> Any:
     return int(one.ended_at // UNITS[name]) * UNITS[name] if name in UNITS else getattr(one, name)
 
 
-def told(routes: UsageRoutes, groups: Sequence[str], **query: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def told(routes: UsageRoutes, groups: Sequence[str], **query: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The first answer, and the sums of all pages."""
     rows: list[dict[str, Any]] = []
     first: dict[str, Any] = {}
@@ -99,7 +99,8 @@ def test_a_range_is_widened_to_whole_hours_and_told(database: Database) -> None:
 def test_filters_and_roles_narrow_sums(database: Database) -> None:
     records = some_records(300)
     write(database, records)
-    routes, everything = UsageRoutes(database), {"from_": "2026-01-01", "to": "2027-01-01"}
+    routes = UsageRoutes(database)
+    everything: dict[str, Any] = {"from_": "2026-01-01", "to": "2027-01-01"}
     _, by_filter = told(routes, ("model",), team_="red", **everything)
     request = asked(role="manager", team="red", group_by="model", **everything)
     assert json.loads(bytes(routes.sum_up(request).body))["data"] == by_filter
@@ -126,7 +127,7 @@ def test_filters_and_roles_narrow_sums(database: Database) -> None:
         {"from_": "2026-01-01", "group_by": "team", "cursor": "WzEsMl0"},
     ],
 )
-def test_what_sums_are_not_kept_for_is_said(database: Database, query: dict[str, str]) -> None:
+def test_what_sums_are_not_kept_for_is_said(database: Database, query: dict[str, Any]) -> None:
     with pytest.raises(Invalid):
         UsageRoutes(database).sum_up(asked(**query))
 

@@ -31,7 +31,7 @@ def key_setting(keys: Mapping[str, Limits], **fields: Any) -> str:
 
 
 def encode_limits(limits: Limits) -> bytes:
-    return encode_record(limits)  # type: ignore[arg-type]  # any struct
+    return encode_record(limits)
 
 
 def name_of(key: str) -> str:

@@ -6,9 +6,10 @@ from itertools import pairwise
 
 import pytest
 
+from accounts.api.api import AdminRequest, read_query
 from accounts.errors import Forbidden, Invalid
 from accounts.protocol.caller import Caller
-from accounts.usage.query import Selection, calls_of, parse, read_cursor, time_of, write_cursor
+from accounts.usage.query import Selection, calls_of, read_cursor, time_of, write_cursor
 from accounts.usage.routes import CallsQuery
 from accounts.usage.summary import cut_range, month_begin
 
@@ -16,6 +17,10 @@ ADMIN = Caller(key="first", team="default", role="admin")
 MANAGER = Caller(key="boss", team="red", user="ann", role="manager")
 PERSON = Caller(key="anns", team="red", user="ann", role="user")
 SERVICE = Caller(key="ci", team="red", role="user")
+
+
+def parsed(query: dict[str, str]) -> CallsQuery:
+    return read_query(AdminRequest(ADMIN, {}, query, b"", {}), CallsQuery)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +76,7 @@ def test_times(text: str, at: float | None) -> None:
 )
 def test_a_query_that_is_none_names_the_parameter(query: dict[str, str], said: str) -> None:
     with pytest.raises(Invalid, match=said):
-        parse(query, CallsQuery)
+        parsed(query)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,7 @@ def test_a_query_that_is_none_names_the_parameter(query: dict[str, str], said: s
 )
 def test_a_time_that_is_none(asked: dict[str, str]) -> None:
     with pytest.raises(Invalid):
-        calls_of(parse(asked, CallsQuery), ADMIN)
+        calls_of(parsed(asked), ADMIN)
 
 
 def test_cursors_come_back_as_they_were_and_others_are_refused() -> None:

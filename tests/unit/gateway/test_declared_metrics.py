@@ -1,4 +1,4 @@
-"""All metrics that gateways and workers declare."""
+"""All metrics that gateways, workers and the accounts service declare."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 
 from gateway import errors
-from gateway.commands.config import gateway_groups, metrics_of, worker_groups
+from gateway.commands.config import accounts_groups, gateway_groups, metrics_of, worker_groups
 from gateway.telemetry.outcomes import FAILED_BY, OTHER, Who, blamed
 from workers.metrics.types import Declaration, Kind, bound_text
 from workers.protocol.events import FailureCode
 
-SIDES = {"gateway": metrics_of(gateway_groups()), "worker": metrics_of(worker_groups())}
+SIDES = {
+    "gateway": metrics_of(gateway_groups()),
+    "worker": metrics_of(worker_groups()),
+    "accounts": metrics_of(accounts_groups()),
+}
 ALL = tuple(metric for metrics in SIDES.values() for metric in metrics)
 RECORDED = Path(__file__).with_name("metric_families.json")
 OF_PEOPLE = {"team", "alias", "gen_ai_request_model"}

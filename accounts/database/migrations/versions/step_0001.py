@@ -222,7 +222,7 @@ def upgrade() -> None:
         sa.Column("queue_ms", sa.BigInteger(), nullable=False),
         sa.Column("compute_ms", sa.BigInteger(), nullable=False),
         sa.Column("cost_nano", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("month", "organisation", "team", "model", name=op.f("pk_usage_months")),
+        sa.PrimaryKeyConstraint("month", "team", "model", "organisation", name=op.f("pk_usage_months")),
         sqlite_with_rowid=False,
     )
     op.create_table(
