@@ -78,7 +78,9 @@ class LedgerWriter:
 
     async def run(self) -> None:
         """Write usage until cancelled. The database must have its tables."""
-        while True:
+        this = asyncio.current_task()
+        # The Redis client can lose a cancellation before Python 3.12 (python/cpython#86296).
+        while this is None or not this.cancelling():
             try:
                 entries = await self._stream.take(MAX_ENTRIES, WAIT_S)
                 if entries:
