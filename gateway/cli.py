@@ -30,9 +30,26 @@ COMMANDS = {
 }
 BENCH = "puts the load of many users on any OpenAI-compatible address, and reports the latencies they see"
 CHAT = "talks to a model in this terminal, or answers what comes in on a pipe"
-KEY = "API keys: key make|add|list|remove"
+COMPLETION = "prints what makes a shell complete these commands: completion bash|zsh|fish"
 REDIS = "users for a Redis of your own, each with no more rights than it needs: redis acl"
 CONFIG = "shows the settings and where each comes from: config show|schema|docs|compatibility|metrics"
+
+ADMIN = {
+    "keys": "API keys: list, show, create, update, rotate, block, delete; make one for the settings",
+    "teams": "teams: list, show, create, update, block, delete",
+    "users": "users: the same",
+    "organisations": "organisations, which teams belong to: the same",
+    "aliases": "limits of all calls of a model name together",
+    "limits": "limits of a team, key, user, organisation or model name: list, show, set, clear",
+    "budgets": "budgets of the same, with what is spent of them: list, set, delete",
+    "usage": "sums up calls, tokens and costs; lists single calls and exports them",
+    "prices": "what models cost: list, set, delete, currency",
+    "audit": "who changed what; verify checks that no entry was altered",
+    "apply": "makes teams, keys, limits and budgets as a file declares them",
+    "login": "signs in, by browser or by a code, and keeps the key for later commands",
+    "logout": "ends that, and removes the key",
+}
+"""Commands over the admin API of a gateway -> what each does."""
 
 
 def main() -> int:
@@ -58,9 +75,11 @@ def _main() -> int:
         settings, drain = import_module("gateway.settings"), import_module(workers_cli.DRAIN_MODULE)
         parts = {"gateway": settings.GatewaySettings, **drain.PARTS}
         return int(drain.main(args, settings.known_settings(), parts))
-    if name == "key":
+    if name in ADMIN:
         known = import_module("gateway.settings").known_settings()
-        return int(import_module("gateway.commands.key").main(args, known))
+        return int(import_module("gateway.commands.accounts.command").main(name, args, known, ADMIN))
+    if name == "completion":
+        return int(import_module("gateway.commands.completion").main(args, dict(rows())))
     if name == "redis":
         return int(import_module("gateway.commands.redis_acl").main(args))
     if name == "bench":
@@ -70,31 +89,38 @@ def _main() -> int:
         known = import_module("gateway.settings").known_settings()
         return int(import_module("gateway.commands.chat").main(args, known))
     if name not in COMMANDS:
-        nearest = import_module("workers.sources").nearest(
-            name, [*COMMANDS, "bench", "cache", "chat", "config", "drain", "key", "redis"]
-        )
+        nearest = import_module("workers.sources").nearest(name, [found for found, _ in rows()])
         return command.complain([f"{name}: no such command{nearest}; `paddock --help` lists them"])
     known = import_module("gateway.settings").known_settings()
     return command.run(name, COMMANDS[name], args, known)
 
 
-def overview() -> str:
-    rows = [
+def rows() -> list[tuple[str, str]]:
+    """Return every command, and what it does."""
+    return [
         *((name, entry.summary) for name, entry in COMMANDS.items()),
         ("bench", BENCH),
         ("cache", workers_cli.CACHE),
         ("chat", CHAT),
+        ("completion", COMPLETION),
         ("config", CONFIG),
         ("drain", workers_cli.DRAIN),
-        ("key", KEY),
         ("redis", REDIS),
+        *ADMIN.items(),
     ]
-    table = [f"  {name.ljust(12)}{summary}" for name, summary in rows]
+
+
+def overview() -> str:
+    told = [f"  {name.ljust(14)}{summary}" for name, summary in rows()]
+    processes, admin = told[: -len(ADMIN)], told[-len(ADMIN) :]
     return "\n".join(
         [
             "usage: paddock COMMAND [flags]",
             "",
-            *table,
+            *processes,
+            "",
+            "over the admin API of a gateway, which may be anywhere:",
+            *admin,
             "",
             "`paddock COMMAND --help` lists the flags of a command; `paddock --version` tells the version.",
         ]

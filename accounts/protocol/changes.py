@@ -1,6 +1,6 @@
 """Changes of access records in Redis, each with a version, so that every gateway finds it within a second.
 
-Whoever writes a record writes it by `command`: the accounts service, `paddock key`, and gateways for the first key.
+Whoever writes a record writes it by `command`: the accounts service, and gateways for the first key.
 """
 
 from __future__ import annotations

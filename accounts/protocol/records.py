@@ -240,7 +240,9 @@ class NotSealed(ValueError):
     """The record has no seal made with the gateway secret."""
 
     def __init__(self) -> None:
-        super().__init__("no seal of PADDOCK_GATEWAY_SECRET, the same on all gateways; write it with `paddock key add`")
+        super().__init__(
+            "no seal of PADDOCK_GATEWAY_SECRET, the same on all gateways; make the key anew with `paddock keys create`"
+        )
 
 
 def seal_record(record: AccessRecord | SubjectRecord, secret: str) -> bytes:

@@ -60,14 +60,12 @@ from gateway.bench.runner import KeyRefused, Plan, Runner
 from gateway.bench.terminal import Progress, table
 from gateway.bench.workload import Recorded, TraceUnusable, read
 from gateway.client import AuthenticationFailed, Client, ClientError
+from gateway.commands.logins import LoginsUnreadable
 from gateway.commands.target import Access, find
 from gateway.settings import GatewaySettings
 from workers import sources
 from workers.commands import command
 from workers.protocol.exits import Exit
-
-BROKEN = 3
-"""Exit code when an `--assert` does not hold."""
 
 
 def main(args: Sequence[str], known: Collection[str] = ()) -> int:
@@ -78,13 +76,14 @@ def main(args: Sequence[str], known: Collection[str] = ()) -> int:
     try:
         options, rest = flags.read(args)
         reading = sources.read(GatewaySettings, rest, prog="paddock bench", known=known)
+        access = find(options.url, reading)
     except sources.SettingsError as error:
         return command.complain(error.problems)
-    except BenchUnusable as error:
+    except (BenchUnusable, LoginsUnreadable) as error:
         return command.complain([str(error)])
     for warning in reading.warnings:
         print(f"paddock: warning: {warning}", file=sys.stderr)
-    return _bench(options, find(options.url, reading))
+    return _bench(options, access)
 
 
 def _bench(options: Options, access: Access) -> int:
@@ -105,7 +104,7 @@ def _bench(options: Options, access: Access) -> int:
     if done.ended == "interrupted":
         return command.INTERRUPTED
     if not all(verdict.held for verdict in done.asserts):
-        return BROKEN
+        return int(Exit.BROKEN)
     return int(Exit.OK) if done.calls.finished else int(Exit.CRASHED)
 
 

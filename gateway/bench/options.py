@@ -89,7 +89,7 @@ class _Parser(ArgumentParser):
 
 def read(args: Sequence[str]) -> tuple[Options, list[str]]:
     """Return the options in the flags, and the remaining flags (the gateway's settings). Raises BenchUnusable."""
-    found, rest = _parser().parse_known_args(args)
+    found, rest = make_parser().parse_known_args(args)
     try:
         return _options(found), rest
     except BoundUnusable as error:
@@ -145,7 +145,8 @@ def _options(found: Namespace) -> Options:
     )
 
 
-def _parser() -> _Parser:
+def make_parser() -> ArgumentParser:
+    """Return the parser of the flags that are no settings."""
     parser = _Parser(prog="paddock bench", allow_abbrev=False, add_help=False)
     parser.add_argument("--url")
     parser.add_argument("--model")

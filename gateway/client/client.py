@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import httpx2
 
 import gateway.client.calls as calls
 from gateway.client.answers import ChatChunk, ChatCompletion, CompletionChunk, CompletionResponse
-from gateway.client.errors import ClientError
+from gateway.client.errors import ClientError, refusal
 from gateway.client.generation import Chat, Completions
 from gateway.client.receiver import StreamReceiver
 from gateway.client.request import Pause, Request, Script, Sender, StreamRequest, make_method, read_answer
@@ -39,6 +39,22 @@ class Connection:
             finally:
                 response.close()
         return read_answer(request, response.status_code, response.headers, body)
+
+    def save(self, request: Request[Any], file: BinaryIO) -> int:
+        """Send a call and write its answer into a file, piece by piece; return the number of bytes. Raises ClientError,
+        OSError (the file can't be written)."""
+        num_bytes = 0
+        with self._server.translating(request):
+            sending = self._http.build_request(request.method, request.path, **self._server.options_of(request))
+            response = exchange(self._http, sending)
+            try:
+                if not response.is_success:
+                    raise refusal(response.status_code, response.headers, response.read())
+                for piece in response.iter_bytes():
+                    num_bytes += file.write(piece)
+            finally:
+                response.close()
+        return num_bytes
 
     def open(self, request: StreamRequest[T]) -> Stream[T]:
         """Send a call and return its streamed answer. Raises ClientError."""

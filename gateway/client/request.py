@@ -30,6 +30,8 @@ class Request(Generic[T]):
     body: bytes | None = None
     content_type: str = "application/json"
     """The content type of `body`."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers of this call alone."""
     read_at: frozenset[int] = frozenset()
     """Statuses outside 200 to 299 whose body counts as an answer, not as an error."""
     patience_s: float | None = None

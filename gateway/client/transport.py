@@ -53,9 +53,10 @@ class Server:
 
     def options_of(self, request: Request[Any]) -> dict[str, Any]:
         """Return httpx2's options for one request."""
-        options: dict[str, Any] = {"params": dict(request.query)}
+        options: dict[str, Any] = {"params": dict(request.query), "headers": dict(request.headers)}
         if request.body is not None:
-            options |= {"content": request.body, "headers": {"content-type": request.content_type}}
+            options["content"] = request.body
+            options["headers"]["content-type"] = request.content_type
         if request.patience_s is not None:
             patience_s = request.patience_s if self.timeout_s is None else min(request.patience_s, self.timeout_s)
             options["timeout"] = httpx2.Timeout(patience_s)

@@ -7,8 +7,9 @@
 --file PATH           picture, sound or text that goes with the first turn; may be given several times
 --url URL             another gateway, or a llama-server; its key is --api-key or PADDOCK_API_KEY
 --insecure            do not check the certificate of an https address
-flags                 where the local gateway is: --host, --port, --api-key, --state-dir, --config; default: the
-                      gateway of `paddock up` on this machine, with the key in its state folder
+flags                 where the local gateway is: --host, --port, --api-key, --state-dir, --config; default: that of
+                      the last `paddock login`, else the gateway of `paddock up` on this machine, with the key in its
+                      state folder
 
 Ctrl-C stops the answer under way, Ctrl-D ends the program. Type /help for the commands within a chat.
 """
@@ -37,6 +38,7 @@ from gateway.client import (
     file_part,
     text_part,
 )
+from gateway.commands.logins import LoginsUnreadable
 from gateway.commands.target import Access, find
 from gateway.settings import GatewaySettings
 from workers import sources
@@ -303,15 +305,16 @@ def main(args: Sequence[str], known: Collection[str] = ()) -> int:
         print((__doc__ or "").strip())
         return 0
     try:
-        options, flags = _parser().parse_known_args(args)
+        options, flags = make_parser().parse_known_args(args)
         reading = sources.read(GatewaySettings, flags, prog="paddock chat", known=known)
+        access = find(options.url, reading)
     except sources.SettingsError as error:
         return command.complain(error.problems)
-    except ChatUnusable as error:
+    except (ChatUnusable, LoginsUnreadable) as error:
         return command.complain([str(error)])
     for warning in reading.warnings:
         print(f"paddock: warning: {warning}", file=sys.stderr)
-    return _talk(options, find(options.url, reading))
+    return _talk(options, access)
 
 
 def _talk(options: Namespace, access: Access) -> int:
@@ -340,7 +343,8 @@ def _fail(message: str) -> int:
     return int(Exit.CRASHED)
 
 
-def _parser() -> _Parser:
+def make_parser() -> ArgumentParser:
+    """Return the parser of the flags that are no settings."""
     parser = _Parser(prog="paddock chat", allow_abbrev=False, add_help=False)
     parser.add_argument("--model")
     parser.add_argument("--system")

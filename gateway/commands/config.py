@@ -74,7 +74,17 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock bench` | load of many people on any OpenAI-compatible address, and what they see: [bench.md](bench.md) |
 | `paddock cache show [--tenant TEAM] [--json]` | files in `cache_dir` and `slot_save_dir`, by version and team |
 | `paddock cache erase --tenant TEAM` (or `--all`) | removes a team's files from both, of all versions |
-| `paddock key make\|add\|list\|remove` | API keys and their records in Redis: [keys.md](keys.md#in-redis) |
+| `paddock keys list\|show\|create\|update\|rotate\|block\|unblock\|delete` | API keys: [teams.md](teams.md) |
+| `paddock keys make` | a key, and its record for `PADDOCK_API_KEYS`; calls nothing: [keys.md](keys.md#further-keys) |
+| `paddock teams\|users\|organisations\|aliases ...` | the same for these, but `rotate` |
+| `paddock limits list\|show\|set\|clear` | limits of a team, key, user, organisation or model name |
+| `paddock budgets list\|set\|delete` | budgets of the same, and what is spent of them |
+| `paddock usage [--by GROUPS]` | sums of calls and costs; `usage calls` lists calls, `usage export` saves them |
+| `paddock prices list\|set\|delete\|currency` | what models cost |
+| `paddock audit` | who changed what; `audit verify` checks that nothing was altered |
+| `paddock apply -f FILE` | teams, keys, limits and budgets as a file declares them; `--dry-run` shows the difference |
+| `paddock login`, `paddock logout` | signs in and keeps the key for later commands: [teams.md](teams.md) |
+| `paddock completion bash\|zsh\|fish` | prints what makes a shell complete commands and flags |
 | `paddock redis acl` | users of gateways and workers for a Redis of your own: [redis.md](redis.md#users) |
 | `paddock config show [--json]` | each setting of `paddock up`, its value and origin; secrets are covered |
 | `paddock config schema` | JSON Schema of a catalog file ([catalog.schema.json](catalog.schema.json)) |
@@ -97,6 +107,7 @@ It is made with mode 0700. A folder that is there already keeps its mode; a warn
 | in it | what it is |
 |---|---|
 | `first-key` | the first API key, mode 0600, unless one is preset |
+| `logins.json` | keys that `paddock login` keeps, mode 0600 |
 | `worker-secret` | the secret that gateways and workers share, mode 0600, made once |
 | `gateway-secret` | the secret of gateways alone, mode 0600, made once |
 | `cache-secret` | the secret of files in `cache_dir` and `slot_save_dir`, mode 0600, made once |
@@ -142,9 +153,9 @@ METRICS_HEAD = """# Metrics
 
 This page is made by `paddock config metrics`; a test fails when it is out of date.
 
-`GET /metrics` of a gateway, of a worker and of the accounts service answers in Prometheus' text format, or in OpenMetrics where the scraper's
-`Accept` prefers it, zipped where its `Accept-Encoding` takes that. All come from a registry of `prometheus_client`. A
-gateway asks for `metrics_key` where it is set (compose sets it), the others for nothing. Labels have few values:
+`GET /metrics` of a gateway, of a worker and of the accounts service answers in Prometheus' text format, or in
+OpenMetrics where the scraper's `Accept` prefers it, zipped where its `Accept-Encoding` takes that. All come from a
+registry of `prometheus_client`. A gateway asks for `metrics_key` where it is set (compose sets it), the others for nothing. Labels have few values:
 names of models and aliases that exist, teams of keys, outcomes. There is never a key, a request id or a caller's text
 in a label, and a metric keeps at most 20,000 series; what comes after those is counted under `other`. `team` labels
 counters only: a histogram by team would be a hundred thousand lines where there are 50 models and 20 teams.

@@ -1,4 +1,4 @@
-"""Finds the gateway that `paddock chat` and `bench` call, and writes what `paddock up` prints when it is ready."""
+"""Finds the gateway that commands such as `paddock chat` call, and writes what `paddock up` prints when it is ready."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.access import first_key
+from gateway.commands import logins
+from gateway.commands.logins import Logins
 from gateway.settings import GatewaySettings
 from gateway.tls import files_of, shown
 from workers import sources
@@ -143,20 +145,27 @@ class Access:
 
 
 def find(url: str | None, reading: sources.Reading[GatewaySettings]) -> Access:
-    """Find the gateway to call: at `url`, else where the settings say, else that of `paddock up` on this machine."""
+    """Find the gateway to call: at `url`, else where the settings say, else that of the last `paddock login`, else that
+    of `paddock up` on this machine. Raises LoginsUnreadable."""
     settings = reading.settings
+    kept = logins.read(settings.state_dir)
     if url:
         # A key that was made for this machine is not sent elsewhere.
-        return Access(
-            url if "://" in url else f"http://{url}",
+        address = url if "://" in url else f"http://{url}"
+        return _kept_access(address, settings, kept) or Access(
+            address,
             settings.api_key,
             "give the key of that server with --api-key",
         )
     told = any(reading.origins[name] != "default" for name in ("host", "port"))
     running = address_file(settings.state_dir.expanduser())
     address = sockets.url_of(settings.host, settings.port, "https" if settings.tls_cert else "http")
-    if not told and running.is_file():
+    if not told and not settings.api_key and kept.last:
+        address = kept.last
+    elif not told and running.is_file():
         address = running.read_text(encoding="utf-8").strip()
+    if (access := _kept_access(address, settings, kept)) is not None:
+        return access
     if settings.api_key:
         return Access(address, settings.api_key, f"the key came from {reading.origins['api_key']}")
     path = first_key.path_in(settings.state_dir)
@@ -164,3 +173,11 @@ def find(url: str | None, reading: sources.Reading[GatewaySettings]) -> Access:
         return Access(address, path.read_text(encoding="utf-8").strip(), f"the key came from {path}")
     except OSError:
         return Access(address, "", f"there is no key in {path}; give one with --api-key")
+
+
+def _kept_access(address: str, settings: GatewaySettings, kept: Logins) -> Access | None:
+    """Return the access that `paddock login` keeps for the address; None: it keeps none, or a key is given."""
+    login = kept.at(address)
+    if login is None or settings.api_key:
+        return None
+    return Access(address, login.key, f"the key came from `paddock login`, kept in {kept.path}; sign in again with it")

@@ -103,6 +103,24 @@ def load_stream_script(name: str) -> Script:
     return _script(name, "\n".join(names))
 
 
+def load_limits_script(name: str, *parts: str, numbered: bool = False) -> Script:
+    """Return the script `lua/<name>.lua` about limits, preceded by their key names and `lua/limits.lua`.
+
+    `parts`: files before it, each the body of a function with the file's name. `numbered`: whether the script's calls
+    are numbered messages, which `lua/limits_gate.lua` and `lua/limits_window.lua` precede as well."""
+    prefix = keys.LIMITS
+    names = [
+        f'local limits_{name}_key = KEYS[1] .. "{key.removeprefix(prefix)}"'
+        for name, key in (("gateways", keys.LIMITS_GATEWAYS), ("round", keys.LIMITS_ROUND), ("used", keys.LIMITS_USED))
+    ]
+    for by_name in (keys.limits_subject, keys.limits_log, keys.limits_calls):
+        start = by_name("").removeprefix(prefix)
+        names.append(f'local function {by_name.__name__}_key(name) return KEYS[1] .. "{start}" .. name end')
+    before = [_source(each) for each in ("limits", *(("limits_gate", "limits_window") if numbered else ()))]
+    bodies = [f"local function {part}()\n{_source(part)}\nend\n" for part in parts]
+    return _script(name, "\n".join([*names, *before, *bodies]))
+
+
 def load_beat_script() -> Script:
     """Return the script `lua/beat.lua`. Its KEYS[1] is a complete key name; that of most scripts is only a prefix."""
     return _script("beat", "")

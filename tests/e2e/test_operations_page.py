@@ -100,7 +100,7 @@ def test_names_are_those_that_there_are() -> None:
 def stack() -> Iterator[Stack]:
     with Stack() as running:
         running.fake_worker(MODEL, wait=False)
-        running.gateway()
+        running.gateway(accounts_url=running.accounts().url)
         yield running
 
 
@@ -129,12 +129,16 @@ def test_is_it_well(stack: Stack) -> None:
 def test_a_key_that_is_made_on_the_page(stack: Stack) -> None:
     making, hashing = [command for command in commands() if command.startswith(MAKING)]
     key, sha256 = shell(stack, f'{making}; {hashing}; echo "$KEY" "$SUM"').split()
-    adding, removing = [command for command in of("kubectl") if " paddock key " in command]
+    assert (key[:3], len(sha256)) == ("pk-", 64)
+    team, adding, removing = [
+        f"{command} --url {stack.gateways[0].url}" for command in of("kubectl") if IN_GATEWAY in command
+    ]
     [models] = [command for command in of("curl") if "/v1/models" in command]
-    shell(stack, adding, SUM=sha256)
-    until_told(stack, models, key, '"data"')
+    shell(stack, team)
+    [made] = re.findall(r"^key +(\S+)$", shell(stack, adding), re.MULTILINE)
+    until_told(stack, models, made, '"data"')
     shell(stack, removing)
-    until_told(stack, models, key, "invalid_api_key")
+    until_told(stack, models, made, "invalid_api_key")
 
 
 def until_told(stack: Stack, command: str, key: str, part: str) -> None:

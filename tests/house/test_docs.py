@@ -61,6 +61,8 @@ def test_every_command_is_documented() -> None:
     )
     for name in (*cli.COMMANDS, *parts):
         assert f"| `paddock {name}" in told, name
+    for name in cli.ADMIN:
+        assert re.search(rf"^\| `paddock [^|]*(\\\|[^|]*)*\b{name}\b", told, re.MULTILINE), name
 
 
 def test_every_exit_code_is_documented_and_has_a_policy() -> None:
@@ -143,7 +145,7 @@ def test_show_is_the_whole_program_and_prints_json() -> None:
 
 
 FLAG = re.compile(r"(?<!\S)--[a-z][a-z0-9-]*")
-OF_A_PART = {"cache", "drain", "key", "redis"}
+OF_A_PART = {"cache", "drain", "redis", *cli.ADMIN}
 """Commands whose next word says what is done; the others have one help page."""
 
 
@@ -155,7 +157,7 @@ def commands_of_pages() -> dict[tuple[str, ...], set[str]]:
             words = rest.split()
             if name not in OF_A_PART | {*cli.COMMANDS, "bench", "chat"}:
                 continue
-            has_part = name in OF_A_PART and words and words[0].isalpha()
+            has_part = name in OF_A_PART and words and re.fullmatch("[a-z]+", words[0])
             shown.setdefault((name, *words[:1]) if has_part else (name,), set()).update(FLAG.findall(rest))
     return {words: flags for words, flags in shown.items() if flags}
 

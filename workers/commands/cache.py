@@ -47,7 +47,7 @@ def main(args: Sequence[str], known: Collection[str] = ()) -> int:
     try:
         if name not in ("show", "erase"):
             raise _Unusable(f"cache {name}: no such command; {FORMS}")
-        options, flags = _parser(name).parse_known_args(rest)
+        options, flags = make_parser(name).parse_known_args(rest)
         reading = sources.read(CacheSettings, flags, prog=f"paddock cache {name}", known=known)
         for warning in reading.warnings:
             print(f"paddock: warning: {warning}", file=sys.stderr)
@@ -61,7 +61,8 @@ def main(args: Sequence[str], known: Collection[str] = ()) -> int:
         return int(Exit.CRASHED)
 
 
-def _parser(name: str) -> _Parser:
+def make_parser(name: str) -> ArgumentParser:
+    """Return the parser of the flags of `show` or `erase` that are no settings."""
     parser = _Parser(prog=f"paddock cache {name}", allow_abbrev=False, add_help=False)
     if name == "show":
         parser.add_argument("--tenant")

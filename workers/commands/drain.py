@@ -96,7 +96,7 @@ def main(args: Sequence[str], known: Collection[str] = (), parts: Mapping[str, t
         print((__doc__ or "").strip())
         return 0
     try:
-        options, flags = _parser(parts).parse_known_args(args)
+        options, flags = make_parser(parts).parse_known_args(args)
         reading = sources.read(parts[options.part], flags, prog=f"paddock drain {options.part}", known=known)
         for warning in reading.warnings:
             print(f"paddock: warning: {warning}", file=sys.stderr)
@@ -107,7 +107,8 @@ def main(args: Sequence[str], known: Collection[str] = (), parts: Mapping[str, t
         return command.complain([str(error)])
 
 
-def _parser(parts: Mapping[str, type[PaddockSettings]]) -> _Parser:
+def make_parser(parts: Mapping[str, type[PaddockSettings]]) -> ArgumentParser:
+    """Return the parser of the flags that are no settings. `parts`: kind of process -> the class of its settings."""
     parser = _Parser(prog="paddock drain", allow_abbrev=False, add_help=False)
     parser.add_argument("part", choices=sorted(parts))
     parser.add_argument("--url", default="")

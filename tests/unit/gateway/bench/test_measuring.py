@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.bench.command import BROKEN
 from gateway.bench.findings import quantile
 from tests.support.timed_server import PROBES, Timing, timed_server
 from tests.unit.gateway.bench.conftest import KEY, Bench
 from workers.commands.command import INTERRUPTED
+from workers.protocol.exits import Exit
 
 ROOT = Path(__file__).resolve().parents[4]
 SLACK_S = 0.25
@@ -86,7 +86,7 @@ def test_errors_by_kind_and_no_key_anywhere(bench: Bench, tmp_path: Path) -> Non
         flags = ("--concurrency", "1", "--count", "7", "--timeout", "0.5", "--html", str(page))
         code, found, said = bench("--url", server.url, *flags, "--assert", "error_share<1%,finished>=1")
         assert set(server.keys) == {KEY}
-    assert code == BROKEN
+    assert code == Exit.BROKEN
     assert found["errors"] == {"http_503": 2, "http_429": 1, "cut": 1, "in_stream": 1, "timeout": 1}
     assert found["calls"]["finished"] == 1
     assert [verdict["held"] for verdict in found["asserts"]] == [False, True]

@@ -127,7 +127,9 @@ def test_every_field_of_the_json_is_documented(name: str) -> None:
 
 
 def test_every_flag_workload_and_bound_is_documented() -> None:
-    flags = {flag for action in options._parser()._actions for flag in action.option_strings if flag.startswith("--")}
+    flags = {
+        flag for action in options.make_parser()._actions for flag in action.option_strings if flag.startswith("--")
+    }
     assert flags
     for flag in flags:
         assert flag in (command.__doc__ or ""), flag
