@@ -11,6 +11,7 @@ share of what was left (`share`), and `sync` tells Redis later.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -29,11 +30,13 @@ from gateway.limits.refusals import Refusal
 from gateway.limits.reservation import Reservation, State
 from gateway.limits.share import Away, GatewayShare, decide
 from gateway.routing.pool import Pool
-from gateway.store.limits import ADMITTED, RAN_BEFORE, REPORTING, WINDOW_S, LimitStore
+from gateway.store.limits import ADMITTED, RAN_BEFORE, REPORTING, UNREADABLE, WINDOW_S, LimitStore
 from gateway.telemetry.request_log import Headroom, RequestLog
 from workers.protocol.events import NO_USAGE
 from workers.protocol.pooled import PoolRequest
 from workers.protocol.requests import GenerateRequest
+
+log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
 """Seconds that a call waits for Redis before this process decides by its share."""
@@ -234,6 +237,9 @@ class RateLimits:
                 reservation.timer = loop.call_later(answer[1] / 1000 + 0.002, self._ask_again, reservation)
         elif answer[0] == RAN_BEFORE:
             self._found(reservation, answer[1])
+        elif answer[0] == UNREADABLE:
+            log.error("a counter of limits in Redis can't be read: %r; see what else writes there", answer[1])
+            reservation.refuse(store_unavailable("what it holds of this caller's limits can't be read"))
         elif answer[0] == ADMITTED:
             tick = answer[2]
             self.clock.set(answer[1])

@@ -24,7 +24,7 @@ ROUND_S = 1.0
 ANSWER_TIMEOUT_S = 1.0
 """Seconds within which Redis must reply: calls wait meanwhile."""
 
-REFUSED, ADMITTED, REPORTING, BEGIN_ANEW, RAN_BEFORE = range(5)
+REFUSED, ADMITTED, REPORTING, BEGIN_ANEW, RAN_BEFORE, UNREADABLE = range(6)
 """First element of each answer to a numbered message."""
 
 

@@ -76,6 +76,14 @@ error(answer, 0)
 """The end of an admission script. Redis takes nothing back if a command fails, as for a key of another type."""
 
 
+_RUN_MESSAGE = """local done, answer = pcall(run)
+if done then return answer end
+ran(0) -- otherwise no later message of the process would run
+return {5, type(answer) == "table" and answer.err or answer}
+"""
+"""The end of a script about limits whose calls are numbered messages."""
+
+
 def _source(name: str) -> str:
     return (FOLDER / f"{name}.lua").read_text("utf-8")
 
@@ -118,7 +126,8 @@ def load_limits_script(name: str, *parts: str, numbered: bool = False) -> Script
         names.append(f'local function {by_name.__name__}_key(name) return KEYS[1] .. "{start}" .. name end')
     before = [_source(each) for each in ("limits", *(("limits_gate", "limits_window") if numbered else ()))]
     bodies = [f"local function {part}()\n{_source(part)}\nend\n" for part in parts]
-    return _script(name, "\n".join([*names, *before, *bodies]))
+    source = f"local function run()\n{_source(name)}\nend\n{_RUN_MESSAGE}" if numbered else _source(name)
+    return _made(name, "\n".join([*names, *before, *bodies, source]))
 
 
 def load_beat_script() -> Script:

@@ -4,7 +4,7 @@
 --   ARGV[2]  its epoch
 --   ARGV[3]  number of the message
 -- Results: {3}: the process must begin anew (`limits_begin`); {4, tick}: the message was run before, and admitted its
--- call in that tick (0: it did not)
+-- call in that tick (0: it did not); {5, error}: a counter can't be read, as something else was written there
 local number = tonumber(ARGV[3])
 local log_key = limits_log_key(ARGV[1])
 local round = call("HMGET", limits_round_key, "id", "until", "born")

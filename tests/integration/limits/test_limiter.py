@@ -303,6 +303,19 @@ async def test_what_is_settled_without_redis_is_told_afterwards(
     await until(told)
 
 
+async def test_a_counter_that_cannot_be_read_refuses_its_own_callers_only(
+    start: Start, client: redis.asyncio.Redis
+) -> None:
+    member = await start("g1")
+    await opened(client)
+    await client.set(keys.limits_subject("key:k"), "no hash")
+    with pytest.raises(StoreUnavailable):
+        await member.begin(KEY)
+    assert await admitted(member, 3, subject(name="other", requests_per_minute=2)) == 2
+    await client.hset(keys.limits_subject("key:bad"), mapping={"w": "x", "c": "y 1", "d": "-"})
+    assert await admitted(member, 3, subject(name="bad", requests_per_minute=2, tokens_per_day=1000)) == 2
+
+
 async def test_gateways_hear_what_others_use(start: Start, client: redis.asyncio.Redis) -> None:
     first, second = await start("g1", DOLLARS), await start("g2", DOLLARS)
     key = subject(requests_per_minute=10, tokens_per_day=1000, budgets=(Budget(amount=1),))
