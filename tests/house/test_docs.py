@@ -111,6 +111,8 @@ def test_every_redis_key_is_documented() -> None:
         *(keys.adapters("model"), keys.adapter_scales("model"), keys.supervised("model"), keys.unloaded("model")),
         *(keys.stream("<id>"), keys.stream_log("<id>"), keys.stream_readers("<id>")),
         *(keys.streams("<team>"), keys.streams_ended("<team>"), keys.stream_sizes("<team>")),
+        *(keys.limits_subject("<subject>"), keys.limits_log("<gateway>"), keys.limits_calls("<gateway>")),
+        *(keys.LIMITS_GATEWAYS, keys.LIMITS_ROUND, keys.LIMITS_USED),
         *(keys.responses("<team>"), keys.response_sizes("<team>"), keys.response("<team>", "<id>")),
     }
     assert made <= set(declared)
@@ -125,11 +127,13 @@ def test_every_script_is_told_with_what_it_keeps_true() -> None:
     shared = "\n".join(scripts.pop(part) for part in ("shared", "line"))
     for part in ("overdraft", "tickets", "filing", "acquire_at_once", "release_at_once"):
         del scripts[part]
+    for part in ("limits", "limits_gate", "limits_window", "limits_merge"):
+        del scripts[part]
     for name, text in scripts.items():
         assert "\n-- Keeps: " in text, name
-        assert f"\n| `{name}` | " in page("redis.md" if name.endswith(("_response", "_streams")) else "placement.md"), (
-            name
-        )
+        about = "redis.md" if name.endswith(("_response", "_streams")) else "placement.md"
+        about = "teams.md" if name in ("reserve", "settle") or name.startswith("limits_") else about
+        assert f"\n| `{name}` | " in page(about), name
     bounds = {name: int(value) for name, value in re.findall(r"^local ([A-Z_]+) = (\d+) ", shared, re.MULTILINE)}
     told = page("placement.md")
     assert f"the\nfirst {bounds['WINDOW']} tickets" in told or f"the first {bounds['WINDOW']} tickets" in told
