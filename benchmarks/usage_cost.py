@@ -35,7 +35,7 @@ from benchmarks.load import quantile
 from benchmarks.table import Row, print_rows
 from gateway.api.responder import PartialUsage
 from gateway.call import Call, Principal
-from gateway.limits.cost import RecordCosts
+from gateway.limits.cost import Prices
 from gateway.store.client import connect
 from gateway.store.usage import BatchOffer, UsageStream
 from gateway.telemetry.metrics import Metrics
@@ -55,7 +55,15 @@ RECORDS_BAR = 500
 WORKER = WorkerAddress("m", "w", "b", "http://w")
 PRINCIPAL = Principal("ci", "red", None, admin=False, organisation="default", user="ann@example.com")
 PRICES = PriceListRecord(prices=(Price(model="m", per_million_prompt=0.5, per_million_completion=1.5),))
-COSTS = RecordCosts(lambda: PRICES)
+
+
+class PriceList:
+    """The source of prices, which gateways have from their directory."""
+
+    prices = PRICES
+
+
+COSTS = Prices(PriceList())
 NOISE = """
 import os, sys
 with open(sys.argv[1], "wb") as file:
@@ -71,7 +79,7 @@ with open(sys.argv[1], "wb") as file:
 @contextmanager
 def recording(folder: Path) -> Iterator[UsageRecorder]:
     """What records calls, with a journal in the folder that nothing is sent from."""
-    usage = open_usage(folder, 1 << 30, cast(UsageStream, None), Metrics(CollectorRegistry()), COSTS.cost_nano)
+    usage = open_usage(folder, 1 << 30, cast(UsageStream, None), Metrics(CollectorRegistry()), COSTS.cost_of)
     recorder = usage._recorder
     assert recorder is not None
     yield recorder

@@ -164,7 +164,7 @@ def test_each_gets_team_and_role_by_the_rules(front: SignOnFront) -> None:
 def test_who_signs_in_again_and_again_has_few_sessions(front: SignOnFront) -> None:
     fay = {**ANN, "sub": "9", "email": "fay@example.com"}
     keys = [front.signed_in(fay).cookie("paddock") for _ in range(22)]
-    time.sleep(1.0)
+    front.until(keys[1] or "", 401)
     valid = [front.whoami(key or "").status_code == 200 for key in keys]
     assert valid == [False, False] + 20 * [True]
 
@@ -233,5 +233,5 @@ def test_the_setting_may_be_a_file_and_an_error_ends_the_start(front: SignOnFron
     for command in ("gateway", "accounts"):
         argv = [sys.executable, "-m", "gateway.cli", command]
         process = front.stack.spawn(f"bad-{command}", argv, {"PADDOCK_OIDC": str(file)})
-        assert process.popen.wait(30) == 2
+        assert process.popen.wait(90) == 2
         assert "oidc: providers[0].issuer" in process.text()

@@ -297,8 +297,7 @@ def test_a_session_that_was_ended_is_over(front: SignOnFront) -> None:
     answer = browser.session.post(f"{front.url}/auth/logout", headers={"origin": front.url}, timeout=TIMEOUT_S)
     assert answer.json() == {"signed_out": True}
     assert browser.cookie("paddock") is None
-    time.sleep(1.0)
-    assert front.call(key).status_code == 401
+    front.until(key, 401)
 
 
 def test_an_api_key_is_no_session_that_could_be_ended(front: SignOnFront) -> None:
@@ -314,8 +313,7 @@ def test_a_lost_membership_ends_what_it_gave(front: SignOnFront) -> None:
     assert key is not None
     assert front.whoami(key).json()["team"] == "red"
     front.signed_in({**carl, "groups": ["llm-blue"]})
-    time.sleep(1.0)
-    assert front.call(key).status_code == 401
+    front.until(key, 401)
 
 
 def test_a_lost_role_ends_what_it_gave(front: SignOnFront) -> None:
@@ -324,8 +322,7 @@ def test_a_lost_role_ends_what_it_gave(front: SignOnFront) -> None:
     assert key is not None
     assert front.whoami(key).json()["role"] == "admin"
     front.signed_in({**dora, "groups": ["llm-red"]})
-    time.sleep(1.0)
-    assert front.whoami(key).status_code == 401
+    front.until(key, 401)
 
 
 def test_a_blocked_user_is_refused_with_key_and_token(front: SignOnFront) -> None:
@@ -336,6 +333,7 @@ def test_a_blocked_user_is_refused_with_key_and_token(front: SignOnFront) -> Non
     token = front.provider.token()
     assert (front.call(key).status_code, front.call(token).status_code) == (200, 200)
     front.block("gina@example.com")
+    front.until(key, 403)
     for held in (key, token):
         refused = front.call(held)
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "blocked")
