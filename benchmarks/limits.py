@@ -1,4 +1,4 @@
-"""What limits cost a call, beside the counters of 1,000 teams and 100,000 keys.
+"""The cost of limits to a call, beside the counters of 1,000 teams and 100,000 keys.
 
 The bar is what callers notice: the gateway's own time for a call with limits, over that for one without, paired calls
 of one caller. The other rows are one process's limits alone, and the Redis beside it, on the same machine.

@@ -14,7 +14,7 @@ ANY_MODEL = "*"
 
 
 class PriceSource(Protocol):
-    """Whoever has the price list; it is replaced as a whole when it changes."""
+    """The holder of the price list, which is replaced as a whole when it changes."""
 
     prices: PriceListRecord
 

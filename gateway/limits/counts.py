@@ -1,7 +1,7 @@
-"""What this gateway process knows of each subject's counters: what it has counted there itself, and what the last
-answers of Redis said. It is needed when Redis is away or has lost them.
+"""Remembers each subject's counters: those that this gateway process has counted itself, and all as Redis last told
+them. They are needed when Redis is away or has lost them.
 
-What a process has counted is either *told* to Redis or *untold*: admitted or given back without Redis.
+Whatever a process has counted is either *told* to Redis or *untold*: admitted or given back without Redis.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SAMPLE_S = 0.5
 
 @dataclass(slots=True, eq=False)
 class SubjectCounts:
-    """What is known of one subject. Times are time.monotonic()."""
+    """The known counters of one subject. Times are time.monotonic()."""
 
     name: str
     told: Ticks = field(default_factory=dict)
@@ -144,7 +144,7 @@ def _drop_old(ticks: Ticks, tick: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class Telling:
-    """What is being told of one subject, until Redis has answered."""
+    """A report of one subject on its way, until Redis has answered."""
 
     counts: SubjectCounts
     ticks: Ticks

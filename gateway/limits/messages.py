@@ -16,7 +16,7 @@ from gateway.errors import StoreUnavailable
 from gateway.store.limits import BEGIN_ANEW, Begun, LimitStore, Report
 
 NOT_RUN, RAN_UNKNOWN = -2, -1
-"""What became of a message besides the tick of its call (0: it was not admitted): Redis has not run it, or has run it
+"""The fate of a message besides the tick of its call (0: it was not admitted): Redis has not run it, or has run it
 long ago and forgotten the tick."""
 
 

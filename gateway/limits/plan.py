@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from accounts.protocol.limit_counters import DAY_TOKENS, MONTH_TOKENS, budget_field, subject_name
-from accounts.protocol.periods import Span
-from accounts.protocol.records import Budget
+from accounts.protocol.periods import UTC, Span, span_at
+from accounts.protocol.records import Budget, Period
 from gateway.call import Principal, Subject
 from gateway.limits.cost import NANO
-from gateway.limits.periods import period_at
 
 Argument = str | int
+
+QUARTER_S = 900
+
+
+def period_at(period: Period, time_zone: str, at: float) -> Span:
+    """Return the period around the unix time `at`, as `span_at` does."""
+    return _period_of(period, time_zone, int(at // QUARTER_S))
+
+
+@lru_cache(maxsize=1024)
+def _period_of(period: Period, time_zone: str, quarter: int) -> Span:
+    """Return the period around a quarter of an hour, numbered since 1970: in every time zone, days begin at one."""
+    return span_at(period, time_zone, quarter * QUARTER_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,7 @@ class BudgetPlan:
 
 @dataclass(frozen=True, slots=True)
 class SubjectPlan:
-    """What a call counts for at one subject."""
+    """One subject that a call counts for, with its counters."""
 
     subject: Subject
     name: str
@@ -90,7 +103,7 @@ class SubjectPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a call counts for, and what bounds it."""
+    """The subjects that a call counts for, and its bounds."""
 
     principal: Principal
     alias: Subject | None
@@ -111,7 +124,7 @@ def plan_of(principal: Principal, alias: Subject | None, at: float) -> Plan | No
     subjects = principal.subjects if alias is None else (*principal.subjects, alias)
     if not subjects:
         return None
-    day, month = period_at("day", "UTC", at), period_at("month", "UTC", at)
+    day, month = period_at("day", UTC, at), period_at("month", UTC, at)
     counted = tuple(_subject_plan(each, day, month, at) for each in subjects if _is_counted(each))
     arguments: list[Argument] = [day.begins_at, month.begins_at]
     for one in counted:

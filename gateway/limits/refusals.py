@@ -5,14 +5,17 @@ when there is room again.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
 from decimal import Decimal
 from time import time
+from zoneinfo import ZoneInfo
 
+from accounts.protocol.periods import UTC as UTC_NAME
+from accounts.protocol.periods import is_known
 from gateway import back_pressure
 from gateway.call import Subject
 from gateway.errors import ContextOverflow, RateLimited
 from gateway.limits.cost import NANO
-from gateway.limits.periods import shown
 from gateway.limits.plan import Plan, SubjectPlan
 
 REQUESTS, TOKENS, TOKENS_OF_DAY, TOKENS_OF_MONTH, CALLS, FIRST_BUDGET = range(1, 7)
@@ -67,7 +70,7 @@ class Refusal:
         return self._budget_error(subject, currency)
 
     def _period_error(self, subject: SubjectPlan, most: int, tokens: int, unit: str, end: int) -> RateLimited:
-        whose, renews = whose_limit(subject.subject), shown(end, "UTC")
+        whose, renews = whose_limit(subject.subject), shown(end, UTC_NAME)
         return back_pressure.period_spent(
             whose, self.name, self.used, most, tokens, unit, renews, max(1.0, end - time())
         )
@@ -85,6 +88,12 @@ def whose_limit(subject: Subject) -> str:
     """Return a subject as messages name it."""
     kind = "model" if subject.kind == "alias" else subject.kind
     return f"{kind} {subject.name!r}"
+
+
+def shown(at: int, time_zone: str) -> str:
+    """Return a time for people, such as `2026-02-01 00:00 (Europe/Berlin)`."""
+    zone: tzinfo = ZoneInfo(time_zone) if time_zone != UTC_NAME and is_known(time_zone) else UTC
+    return f"{datetime.fromtimestamp(at, zone):%Y-%m-%d %H:%M} ({time_zone})"
 
 
 def money(nano: int, currency: str) -> str:

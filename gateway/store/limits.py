@@ -45,7 +45,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a gateway process reports of one subject."""
+    """The report of one subject by a gateway process."""
 
     name: str
     calls: str

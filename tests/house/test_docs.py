@@ -111,6 +111,8 @@ def test_every_redis_key_is_documented() -> None:
         *(keys.adapters("model"), keys.adapter_scales("model"), keys.supervised("model"), keys.unloaded("model")),
         *(keys.stream("<id>"), keys.stream_log("<id>"), keys.stream_readers("<id>")),
         *(keys.streams("<team>"), keys.streams_ended("<team>"), keys.stream_sizes("<team>")),
+        *(keys.limits_subject("<subject>"), keys.limits_log("<gateway>"), keys.limits_calls("<gateway>")),
+        *(keys.LIMITS_GATEWAYS, keys.LIMITS_ROUND, keys.LIMITS_USED),
         *(keys.responses("<team>"), keys.response_sizes("<team>"), keys.response("<team>", "<id>")),
     }
     assert made <= set(declared)

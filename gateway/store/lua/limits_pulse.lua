@@ -9,7 +9,7 @@
 -- Result: {now, {process, ms since its sign, ...}, {when, subject with fields, values of w, c, d, m and the fields,
 -- when, ...}}; {}: the process must begin anew (`limits_begin`)
 --
--- Keeps: calls of a gateway process without a sign of life count no more.
+-- Keeps: calls of a process that has shown no sign of life for so long are under way no more; nothing else is counted.
 local dead = now - ARGV[4]
 
 local function end_calls(process)

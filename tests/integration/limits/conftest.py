@@ -132,7 +132,7 @@ async def until(done: Callable[[], Any], within_s: float = 5.0) -> None:
 
 
 async def counted(client: redis.asyncio.Redis, name: str = "key:k") -> tuple[int, int, int]:
-    """What Redis counts for a subject: requests, tokens, calls under way."""
+    """Return the counters of a subject in Redis: requests, tokens, calls under way."""
     values: Any = await client.hmget(keys.limits_subject(name), ["w", "c"])
     window = values[0].split() if values[0] else [b"0", b"0", b"0"]
     return int(window[1]), int(window[2]), int(values[1].split()[1]) if values[1] else 0

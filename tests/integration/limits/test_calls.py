@@ -1,4 +1,4 @@
-"""What callers see of their limits: headers, refusals, and what counts."""
+"""Callers see their limits: headers, refusals, and what counts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 def counters(stack: Stack, key: str) -> dict[str, list[str]]:
-    """What Redis counts for a key: field -> its numbers."""
+    """Return the counters of a key in Redis: field -> its numbers."""
     with redis.Redis(unix_socket_path=str(stack.redis.socket)) as client:
         found: Any = client.hgetall(keys.limits_subject(f"key:{name_of(key)}"))
         return {field.decode(): value.decode().split() for field, value in found.items()}

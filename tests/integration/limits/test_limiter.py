@@ -1,4 +1,4 @@
-"""What is counted for calls of several gateway processes, and what becomes of it when Redis is away or loses it."""
+"""Calls of several gateway processes are counted, also when Redis is away or loses the counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls cost, by price lists with dates."""
+"""Costs of calls, by price lists with dates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted for a call, by the limits of its subjects."""
+"""Plans: the counters of a call, by the limits of its subjects."""
 
 from __future__ import annotations
 

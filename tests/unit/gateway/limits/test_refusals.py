@@ -1,4 +1,4 @@
-"""What refused callers are told."""
+"""Messages of refusals."""
 
 from __future__ import annotations
 

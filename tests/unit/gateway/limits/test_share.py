@@ -1,4 +1,4 @@
-"""What a gateway admits while Redis is away."""
+"""Shares of gateways while Redis is away."""
 
 from __future__ import annotations
 
