@@ -34,6 +34,8 @@ from accounts.database.database import Database, open_database
 from accounts.database.upgrade import SchemaKeeper
 from accounts.ledger.lag import LedgerLag
 from accounts.ledger.writer import LedgerWriter
+from accounts.litellm.keys import LiteLlmKeys
+from accounts.litellm.teams import LiteLlmTeams
 from accounts.metrics import Metrics
 from accounts.oidc.providers import Providers
 from accounts.protocol.sign_on import read_sign_on
@@ -96,7 +98,13 @@ def build(settings: AccountsSettings, redis: redis.asyncio.Redis) -> Accounts:
     metrics = Metrics(CollectorRegistry())
     writer = LedgerWriter(redis, database, (BudgetWatch(metrics, has_webhook=target is not None),))
     lag = LedgerLag(redis, writer.counts, metrics)
-    parts = (publisher, writer, sign_on, lag, *usage_parts(settings, database, redis, metrics, target))
+    parts: tuple[Part, ...] = (
+        publisher,
+        writer,
+        sign_on,
+        lag,
+        *usage_parts(settings, database, redis, metrics, target),
+    )
     page = Page(metrics.registry, lag.show_counts)
     api = build_api((*rows, *document.rows()), secret)
     return Accounts(with_metrics(api, page), database, keeper, parts)
@@ -104,9 +112,12 @@ def build(settings: AccountsSettings, redis: redis.asyncio.Redis) -> Accounts:
 
 def access_rows(changes: Changes, secret: str) -> tuple[RouteRow, ...]:
     """Return the routes of organisations, teams, users, keys and aliases."""
+    keys, subjects = Keys(changes, secret), Subjects(changes)
     return (
-        *KeyRoutes(Keys(changes, secret)).rows(),
-        *subject_rows(Subjects(changes)),
+        *KeyRoutes(keys).rows(),
+        *subject_rows(subjects),
+        *LiteLlmKeys(keys, changes.database).rows(),
+        *LiteLlmTeams(keys, subjects, changes.database).rows(),
         *AuditRoutes(changes.database).rows(),
         *ApplyRoute(Declarations(changes)).rows(),
     )
@@ -129,5 +140,5 @@ def usage_parts(
 ) -> tuple[Part, ...]:
     """Return the parts that keep usage and budgets in order."""
     retention = Retention(database, metrics, settings.usage_keep_days, settings.usage_sums_keep_days)
-    senders = () if target is None else (WebhookSender(database, target, metrics),)
+    senders: tuple[Part, ...] = () if target is None else (WebhookSender(database, target, metrics),)
     return (retention, LimitCounters(database, redis, metrics), *senders)

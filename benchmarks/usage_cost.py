@@ -29,11 +29,13 @@ from prometheus_client import CollectorRegistry
 from accounts.database.database import Database, open_database
 from accounts.database.upgrade import upgrade
 from accounts.ledger.writer import LedgerWriter
+from accounts.protocol.records import Price, PriceListRecord
 from accounts.protocol.usage import UsageBatch, UsageRecord, batch_name, encode_batch
 from benchmarks.load import quantile
 from benchmarks.table import Row, print_rows
 from gateway.api.responder import PartialUsage
 from gateway.call import Call, Principal
+from gateway.limits.cost import Prices
 from gateway.store.client import connect
 from gateway.store.usage import BatchOffer, UsageStream
 from gateway.telemetry.metrics import Metrics
@@ -42,7 +44,7 @@ from gateway.usage.recorder import UsageRecorder
 from gateway.usage.usage import open_usage
 from tests.support.postgres import PostgresServer
 from tests.support.redis_server import RedisServer
-from workers.protocol.events import Started, Text, Usage
+from workers.protocol.events import CallEvent, Started, Text, Usage
 from workers.protocol.heartbeat import WorkerAddress
 
 CALLS, TOKENS = 20_000, 200_000
@@ -52,6 +54,16 @@ RECORDS_BAR = 500
 """Records per second: a fleet of a thousand slots whose answers take two seconds."""
 WORKER = WorkerAddress("m", "w", "b", "http://w")
 PRINCIPAL = Principal("ci", "red", None, admin=False, organisation="default", user="ann@example.com")
+PRICES = PriceListRecord(prices=(Price(model="m", per_million_prompt=0.5, per_million_completion=1.5),))
+
+
+class PriceList:
+    """The source of prices, which gateways have from their directory."""
+
+    prices = PRICES
+
+
+COSTS = Prices(PriceList())
 NOISE = """
 import os, sys
 with open(sys.argv[1], "wb") as file:
@@ -67,7 +79,7 @@ with open(sys.argv[1], "wb") as file:
 @contextmanager
 def recording(folder: Path) -> Iterator[UsageRecorder]:
     """What records calls, with a journal in the folder that nothing is sent from."""
-    usage = open_usage(folder, 1 << 30, cast(UsageStream, None), Metrics(CollectorRegistry()))
+    usage = open_usage(folder, 1 << 30, cast(UsageStream, None), Metrics(CollectorRegistry()), COSTS.cost_of)
     recorder = usage._recorder
     assert recorder is not None
     yield recorder
@@ -113,8 +125,9 @@ def written_us(recorder: UsageRecorder | None) -> float:
         request_log.meter = recorder.begin(call_of(request_log), request_log)
     partial_usage, note_written = PartialUsage(request_log), request_log.meter.note_written
     partial_usage.add(0, [Started(1, 0, 900, 700)])
-    events, out = [Text(1, "word ")], []
-    written: Callable[[bytes], None] = out.append
+    events: list[CallEvent] = [Text(1, "word ")]
+    out: list[bytes] = []
+    written = out.append
     began = time.thread_time()
     for number in range(TOKENS):
         partial_usage.add(0, events)

@@ -66,6 +66,9 @@ from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.pipeline import Pipeline
 from gateway.gauges import GaugeCollector
+from gateway.limits.cost import Prices
+from gateway.limits.limiter import RateLimits
+from gateway.limits.sync import LimitSync
 from gateway.registry.desired_models import DesiredModels
 from gateway.registry.fleet import Fleet, FleetSnapshot
 from gateway.registry.snapshot import FirstWorkers
@@ -73,6 +76,7 @@ from gateway.relay.relay import Relay, WorkerQueries
 from gateway.resume.recordings import Recordings
 from gateway.settings import GatewaySettings
 from gateway.store.client import Store
+from gateway.store.limits import LimitStore
 from gateway.store.outage import Outage, Unreadable
 from gateway.store.queue_inspector import QueueInspector
 from gateway.store.responses import ResponseRecords
@@ -117,6 +121,7 @@ class App:
     in_flight: InFlightRequests
     callers: KnownCallers
     accounts: AccountsRoute
+    limit_sync: LimitSync
     usage: Usage
     providers: Providers
 
@@ -138,6 +143,7 @@ class App:
                 self.desired_adapters,
                 self.reconciler,
                 self.gauges,
+                self.limit_sync,
                 self.usage,
                 HeapUpkeep(),
             )
@@ -147,6 +153,7 @@ class App:
             finally:
                 await self.recordings.close()
                 await self.admission.close()
+                await self.limit_sync.close()
                 for task in background:
                     task.cancel()
 
@@ -219,6 +226,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         in_flight=core.in_flight,
         callers=core.callers,
         accounts=accounts,
+        limit_sync=core.limit_sync,
         usage=core.usage,
         providers=providers,
     )
@@ -248,6 +256,7 @@ class _Core:
     gauges: GaugeCollector
     is_leaving: Callable[[], bool]
     first: FirstWorkers
+    limit_sync: LimitSync
     usage: Usage
 
 
@@ -264,27 +273,25 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     memory = MemoryBudget(settings.call_memory_bytes or _default_memory(settings))
     relay = Relay(process, settings.worker_secret, settings.stream_buffer_events, memory.reserve)
     desired_adapters = DesiredAdapters(redis, lambda: fleet.snapshot.models, unreadable, names.scales)
-    fleet = Fleet(
-        redis,
-        settings.worker_secret,
-        registered=desired_adapters.contents,
-        refused=lambda kind: metrics.refused_records.labels(kind).inc(),
-        unreadable=unreadable,
-    )
+    fleet = _fleet(settings, redis, metrics, unreadable, desired_adapters)
     fleet.listen(lambda snapshot: relay.follow(_beats(snapshot)))
     fleet.uphold(relay.hears)
     first = FirstWorkers(names.meant, settings.ready_wait_s)
     fleet.listen(first.follow)
     of_line = {"max_queue": settings.max_queue, "max_queue_per_team": settings.max_queue_per_team}
-    store = Store(redis, took=lambda seconds, script: metrics.redis_time.labels(script).observe(seconds))
+    took = metrics.script_took
+    store = Store(redis, took=took)
     admission = Admission(store, fleet, gateway_id, **of_line, lost=metrics.lost_leases, unreadable=unreadable)
     fleet.keep_unless(admission.takes_writes)
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
     limits, adapters = _limits(settings), CallAdapters(fleet, desired_adapters)
     dispatcher = Dispatcher(fleet, admission, relay, metrics, limits, adapters)
-    usage = _usage(settings, redis, metrics)
+    prices = Prices(keys.directory)
+    usage = _usage(settings, redis, metrics, prices)
     resolver = CallResolver(names, fleet, metrics, limits, usage.begin)
-    pipeline = Pipeline(dispatcher, adapters, limits, prompts)
+    limit_store = LimitStore(redis, process, took=took)
+    rate_limits = RateLimits(limit_store, keys.directory, prices, fleet.pool, metrics.limited)
+    pipeline = Pipeline(dispatcher, adapters, limits, prompts, rate_limits)
     leaving = partial(_is_leaving, in_flight, resolver)
     sockets = Sockets(settings.max_sockets, settings.max_sockets_per_key)
     return _Core(
@@ -308,7 +315,24 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         gauges=GaugeCollector(metrics, fleet, admission, dispatcher.workers, names.models, leaving, sockets),
         is_leaving=leaving,
         first=first,
+        limit_sync=LimitSync(rate_limits, limit_store),
         usage=usage,
+    )
+
+
+def _fleet(
+    settings: GatewaySettings,
+    redis: redis.asyncio.Redis,
+    metrics: Metrics,
+    unreadable: Unreadable,
+    desired_adapters: DesiredAdapters,
+) -> Fleet:
+    return Fleet(
+        redis,
+        settings.worker_secret,
+        registered=desired_adapters.contents,
+        refused=lambda kind: metrics.refused_records.labels(kind).inc(),
+        unreadable=unreadable,
     )
 
 
@@ -391,12 +415,12 @@ def _limits(settings: GatewaySettings) -> Limits:
     )
 
 
-def _usage(settings: GatewaySettings, redis: redis.asyncio.Redis, metrics: Metrics) -> Usage:
+def _usage(settings: GatewaySettings, redis: redis.asyncio.Redis, metrics: Metrics, prices: Prices) -> Usage:
     """Return what keeps the usage of calls; without an accounts service nobody would read it, and none is kept."""
     if not settings.accounts_url:
         return Usage(None, None)
     stream = UsageStream(redis, settings.usage_stream_max)
-    return open_usage(settings.state_dir, settings.usage_journal_mib * MIB, stream, metrics)
+    return open_usage(settings.state_dir, settings.usage_journal_mib * MIB, stream, metrics, prices.cost_of)
 
 
 def _recordings(settings: GatewaySettings, redis: redis.asyncio.Redis, gateway_id: str) -> Recordings:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gateway.errors import (
     AccountsUnavailable,
+    BudgetSpent,
     ClientTooSlow,
     HeldTooMuch,
     MemoryFull,
@@ -20,6 +21,7 @@ from gateway.errors import (
     ProviderUnavailable,
     QueueFull,
     QueueTimeout,
+    RateLimited,
     SlotsBusy,
     Stopping,
     StoreUnavailable,
@@ -238,4 +240,56 @@ def too_many_readers_of_team(limit: int) -> TooManyRequests:
         f"{limit} connections of this key's team read streams at this gateway that others of the team's read as well, "
         "and no more may at a time. Close one of them, or read it again when one has ended.",
         retry_after_s=STREAM_RETRY_AFTER_S,
+    )
+
+
+def limit_reached(whose: str, limit: str, used: int, most: int, unit: str, wait_s: float) -> RateLimited:
+    """Return the error for a call beyond a limit per minute or of calls under way. `whose`: such as `team 'red'`;
+    `unit`: such as `requests per minute`; `wait_s`: seconds until there is room; 0: when another call ends."""
+    wait_s = math.ceil(wait_s)
+    rest = f"There is room again in {wait_s} s." if wait_s else "Wait for some to end."
+    return RateLimited(
+        f"Rate limit reached: {whose} has used {used} of {most} {unit} ({limit}). {rest}",
+        retry_after_s=wait_s or LEAST_RETRY_AFTER_S,
+    )
+
+
+def tokens_reached(whose: str, limit: str, used: int, most: int, wanted: int, unit: str, wait_s: float) -> RateLimited:
+    """Return the error for a call that is estimated to take more tokens than a limit has left. `wanted`: the estimate;
+    other arguments as in `limit_reached`."""
+    wait_s = math.ceil(wait_s)
+    if wanted > most:
+        return RateLimited(
+            f"Request too large: it is estimated to take {wanted} tokens with its answer, and {whose} may use {most} "
+            f"{unit} ({limit}). Send less or lower `max_tokens`.",
+            retry_after_s=wait_s,
+            is_final=True,
+        )
+    return RateLimited(
+        f"Rate limit reached: {whose} has used {used} of {most} {unit} ({limit}), and this request is estimated to "
+        f"take {wanted} with its answer. There is room again in {wait_s} s.",
+        retry_after_s=wait_s,
+    )
+
+
+def period_spent(
+    whose: str, limit: str, used: int, most: int, wanted: int, unit: str, renews: str, wait_s: float
+) -> RateLimited:
+    """Return the error for a call beyond a limit of tokens per day or month. `renews`: when the next one begins, for
+    people; other arguments as in `tokens_reached`."""
+    return RateLimited(
+        f"Limit reached: {whose} has used {used} of {most} {unit} ({limit}), and this request is estimated to take "
+        f"{wanted}. The limit is renewed on {renews}.",
+        retry_after_s=math.ceil(wait_s),
+        is_final=True,
+    )
+
+
+def budget_spent(whose: str, spent: str, amount: str, period: str, renews: str, wait_s: float) -> BudgetSpent:
+    """Return the error for a call beyond a budget. `spent` and `amount`: money with its currency, for people."""
+    return BudgetSpent(
+        f"Budget spent: {whose} has spent {spent} of its {amount} of this {period}, and no more than that may be "
+        f"spent. The budget is renewed on {renews}; an admin may raise it.",
+        retry_after_s=math.ceil(wait_s),
+        is_final=True,
     )

@@ -65,6 +65,34 @@ class Principal:
         return self.aliases is None or alias in self.aliases
 
 
+class Permit:
+    """The permission to compute a call, by the limits and budgets that it counts for. This one has none.
+
+    All answers to one request share its permit."""
+
+    __slots__ = ()
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Maximum tokens of an answer, by the limits of the call's alias; None: no limit."""
+        return None
+
+    async def granted(self) -> None:
+        """Wait until the call is known to be within its limits. Raises RateLimited, StoreUnavailable."""
+
+    def watch(self, cut: Callable[[PaddockError], None]) -> None:
+        """Have `cut` called if the call is refused, from now on until `unwatch`."""
+
+    def unwatch(self, cut: Callable[[PaddockError], None]) -> None:
+        """Have `cut` called no more."""
+
+    def check_prompt(self, num_tokens: int) -> None:
+        """Check the number of the prompt's tokens, as the worker counts them. Raises ContextOverflow."""
+
+
+FREE = Permit()
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One request on its way through the gateway: immutable, made by `CallResolver.resolve`."""
@@ -99,6 +127,8 @@ class Call:
     """Bytes of memory that the decoded body takes, estimated from above: the more, the longer its processing takes."""
     unhurried: bool = False
     """Whether nobody waits for the answer, so that the call may stay queued until its deadline."""
+    permit: Permit = FREE
+    """The call's permission by limits and budgets, which must be granted before the call is computed."""
 
     def waiting(self, now: float, *, queue_s: float, start_s: float) -> Call:
         """Return the call with new limits on its waiting, counted from `now`: `queue_s` for a slot, `start_s` for a

@@ -34,6 +34,8 @@ PaddockError                     status  type
 │   ├── TooManyFailures          429       code too_many_failed_authentications
 │   └── TooManyRequests          429       code too_many_requests
 ├── HeldTooMuch                  429     rate_limit_error   code memory_share_taken
+├── RateLimited                  429     rate_limit_error   code rate_limit_exceeded
+├── BudgetSpent                  429     insufficient_quota code budget_exceeded
 ├── Unavailable                  503     unavailable_error
 │   ├── QueueTimeout             503       code queue_timeout
 │   ├── StoreUnavailable         503       code store_unavailable
@@ -292,6 +294,27 @@ class HeldTooMuch(PaddockError):
     status = 429
     type = "rate_limit_error"
     code = "memory_share_taken"
+
+
+class RateLimited(PaddockError):
+    """A limit on requests, tokens or calls under way is reached, over all gateways."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.is_final = is_final
+        """Whether the same request will not be admitted soon, so that clients should not repeat it by themselves."""
+
+
+class BudgetSpent(RateLimited):
+    """A budget is spent. The type is that of OpenAI, whose clients know it."""
+
+    type = "insufficient_quota"
+    code = "budget_exceeded"
 
 
 class Unavailable(PaddockError):

@@ -221,8 +221,8 @@ def _differences(
     """Yield each field whose value differs, with both values."""
     for name in dict.fromkeys((*before, *after)):
         old, new = before.get(name), after.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{path}{name}.")
+        if isinstance(new, dict) and (old is None or isinstance(old, dict)):
+            yield from _differences(old or {}, new, f"{path}{name}.")
         elif old != new:
             yield f"{path}{name}", (old, new)
 

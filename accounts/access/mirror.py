@@ -152,7 +152,7 @@ class Adoption:
     def _take_in(self, unknown: Mapping[str, AccessRecord], hashes: set[str]) -> Adopted:
         num_taken_in, deleted = 0, []
         with self._changes.begin(rights.system(ADOPTED)) as change:
-            for name, record in unknown.items():
+            for name, record in sorted(unknown.items()):
                 before = records.find(change.connection, KEY, name)
                 if before is not None:
                     if name == FIRST_KEY_NAME:  # gateways decide which key is the first

@@ -68,7 +68,9 @@ class LimitCounters:
 
     async def run(self) -> None:
         """Raise counters until cancelled. A database or Redis that is away is tried again."""
-        while True:
+        this = asyncio.current_task()
+        # The Redis client can lose a cancellation before Python 3.12 (python/cpython#86296).
+        while this is None or not this.cancelling():
             try:
                 await self.look()
                 self._is_failing = False

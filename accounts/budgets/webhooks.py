@@ -42,6 +42,7 @@ LIFE_S = 86_400.0
 """Seconds after which an event is given up."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 3600.0
 """Seconds before the first repetition; each further one waits twice as long, up to the second."""
+MOST_DOUBLINGS = 20
 POLL_S = 1.0
 AT_ONCE = 8
 """Events that one service sends at a time."""
@@ -117,6 +118,11 @@ def signature(secret: bytes, event_id: str, at: int, body: bytes) -> str:
     return "v1," + base64.b64encode(hmac.digest(secret, signed, "sha256")).decode()
 
 
+def pause_s(num_tries: int) -> float:
+    """Return the seconds to wait after so many tries that failed."""
+    return min(FIRST_PAUSE_S * 2.0 ** (min(num_tries, MOST_DOUBLINGS) - 1), LONGEST_PAUSE_S)
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """An event that this service has taken on to send."""
@@ -185,7 +191,7 @@ class WebhookSender:
     async def _deliver(self, session: aiohttp.ClientSession, delivery: Delivery) -> None:
         fault = await self._post(session, delivery)
         now = time.time()
-        pause = min(FIRST_PAUSE_S * 2 ** (delivery.num_tries - 1), LONGEST_PAUSE_S) * random.uniform(0.8, 1.2)  # noqa: S311
+        pause = pause_s(delivery.num_tries) * random.uniform(0.8, 1.2)  # noqa: S311 - chance, not secrets
         is_over = now + pause > delivery.created_at + LIFE_S
         told = {"event": delivery.event_id, "tries": delivery.num_tries, "receiver": self._target.shown}
         if not fault:

@@ -92,7 +92,9 @@ class Database:
 def open_database(url: str, state_dir: Path) -> Database:
     """Return the database of a URL; an empty one is the file `accounts.sqlite` in the state folder.
 
-    Nothing is connected yet. Raises DatabaseUnusable."""
+    Nothing is connected yet. Raises DatabaseUnusable, OSError (the state folder can't be made)."""
+    if not url:
+        state_dir.expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         parsed = make_url(url or f"sqlite:///{state_dir.expanduser() / 'accounts.sqlite'}")
     except ArgumentError:

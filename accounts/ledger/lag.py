@@ -29,7 +29,9 @@ class LedgerLag:
     async def run(self) -> None:
         """Look now and then until cancelled. While Redis is away, the last lag grows on."""
         read_at, lag_s = time.monotonic(), 0.0
-        while True:
+        this = asyncio.current_task()
+        # The Redis client can lose a cancellation before Python 3.12 (python/cpython#86296).
+        while this is None or not this.cancelling():
             try:
                 lag_s, read_at = await self._oldest_s(), time.monotonic()
                 self._metrics.ledger_entries.set(int(await self._redis.xlen(keys.USAGE)))

@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError, StatementError
 
 from accounts.database.database import Database
+from accounts.errors import DatabaseAway
 from accounts.ledger.rows import write_batch, write_sums
 from accounts.ledger.stream import Entry, LedgerStream
 from accounts.protocol.usage import UsageBatch, UsageRecord, decode_batch, encode_batch
@@ -78,7 +79,9 @@ class LedgerWriter:
 
     async def run(self) -> None:
         """Write usage until cancelled. The database must have its tables."""
-        while True:
+        this = asyncio.current_task()
+        # The Redis client may forget a cancellation (`gateway.store.outage.raise_if_cancelled` says why).
+        while this is None or not this.cancelling():
             try:
                 entries = await self._stream.take(MAX_ENTRIES, WAIT_S)
                 if entries:
@@ -97,7 +100,7 @@ class LedgerWriter:
         while True:
             try:
                 outcome = await asyncio.to_thread(self._write_entries, entries)
-            except SQLAlchemyError as error:
+            except (SQLAlchemyError, DatabaseAway) as error:
                 self._note_database(error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, MOST_RETRY_S)
@@ -174,7 +177,7 @@ class LedgerWriter:
             log.info("usage is read from Redis again")
         self._is_redis_away = error is not None
 
-    def _note_database(self, error: SQLAlchemyError | None) -> None:
+    def _note_database(self, error: Exception | None) -> None:
         if error is not None and not self._is_database_away:
             cause = error.orig if isinstance(error, DBAPIError) else error
             log.warning("usage can't be written to the database (%s); it waits in Redis", cause)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
-import msgspec
-from sqlalchemy.exc import OperationalError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from accounts.api.api import AdminRequest, answer
-from accounts.errors import AccountsError, DatabaseAway, Forbidden, Invalid, Missing, ProviderUnavailable
+from accounts.database.database import AWAY
+from accounts.errors import AccountsError, DatabaseAway, Forbidden, Missing, ProviderUnavailable
 from accounts.oidc.people import Person
 from accounts.oidc.provider_http import ProviderAway
 from accounts.oidc.providers import KnownProvider, Providers
@@ -30,10 +28,8 @@ PUBLISHED_S = 0.6
 """Seconds after which every gateway knows a new key. Whoever gets one uses it at once."""
 
 Handler = Callable[[AdminRequest], Awaitable[Response]]
-BodyT = TypeVar("BodyT")
 
-Failure = AccountsError | ProviderAway | ProviderRefused | TokenRefused | OperationalError
-FAILURES = (AccountsError, ProviderAway, ProviderRefused, TokenRefused, OperationalError)
+FAILURES = (AccountsError, ProviderAway, ProviderRefused, TokenRefused, *AWAY)
 """Errors of these flows. `translated` makes each into one that callers may see."""
 
 
@@ -45,24 +41,11 @@ async def begin_session(members: Members, person: Person, caller: Caller) -> Ses
     return session
 
 
-def told_session(session: Session) -> Response:
-    """Return the answer with which a program gets its key."""
-    return unstored(session)
-
-
 def unstored(document: object) -> Response:
     """Return an answer in JSON that no cache keeps."""
     response = answer(document)
     response.headers["cache-control"] = "no-store"
     return response
-
-
-def read_body(request: AdminRequest, kind: type[BodyT]) -> BodyT:
-    """Return the request's JSON body. Raises Invalid."""
-    try:
-        return msgspec.json.decode(request.body or b"{}", type=kind)
-    except msgspec.DecodeError as error:
-        raise Invalid(f"The body can't be read: {error}.") from None
 
 
 def provider_named(providers: Providers, name: str) -> KnownProvider | None:
@@ -89,8 +72,8 @@ def names_of(providers: Providers) -> str:
     return ", ".join(each.settings.shown_name for each in providers.all)
 
 
-def translated(error: Failure) -> AccountsError:
-    """Return the error that a caller sees for one of a provider, of a token, or of the database."""
+def translated(error: Exception) -> AccountsError:
+    """Return the error that a caller sees for one of FAILURES."""
     match error:
         case AccountsError():
             return error
@@ -102,8 +85,8 @@ def translated(error: Failure) -> AccountsError:
             return Forbidden(f"The identity provider refused: {error.code}. Begin again.")
         case TokenRefused():
             return Forbidden(str(error))
-        case OperationalError():
-            log.warning("the database failed: %s", error.orig)
+        case _:
+            log.warning("the database failed: %s", error)
             return DatabaseAway("The accounts database does not answer. Try again later.")
 
 

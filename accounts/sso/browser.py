@@ -17,7 +17,7 @@ import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from accounts.api.api import AdminRequest
+from accounts.api.api import AdminRequest, read_query, read_struct
 from accounts.errors import Forbidden, Invalid
 from accounts.oidc.people import Person
 from accounts.oidc.providers import KnownProvider, Providers
@@ -36,8 +36,22 @@ HANDOVER_LIFE_S = 60.0
 """Seconds that a program has to fetch its key."""
 
 
-class _TokenBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LoginQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The query of a sign-in."""
+
+    provider: str = ""
+    """Name of the identity provider; it may be left out if there is one."""
+    return_to: str = ""
+    """Where the browser goes in the end: a path, or the loopback address at which a program waits."""
+    code_challenge: str = ""
+    """Of such a program: the SHA-256 of its code verifier, base64url."""
+
+
+class CodeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a program sends for its key."""
+
     code: str
+    """The one that the browser brought."""
     code_verifier: str
 
 
@@ -54,11 +68,11 @@ class Browsers:
         """Send the browser to the provider, or let its user choose one."""
         self._pace.take(request.caller.address)
         base = self._base(request.caller)
-        challenge = request.query.get("code_challenge", "")
-        return_to = destinations.checked_return(request.query.get("return_to", ""), base, challenge)
-        provider = answers.provider_named(self._providers, request.query.get("provider", ""))
+        asked = read_query(request, LoginQuery)
+        return_to = destinations.checked_return(asked.return_to, base, asked.code_challenge)
+        provider = answers.provider_named(self._providers, asked.provider)
         if provider is None:
-            return self._choice(request.query)
+            return self._choice(asked)
         state, cookie = new_secret(), new_secret()
         login = Login(
             browser=hashed(cookie),
@@ -67,7 +81,7 @@ class Browsers:
             code_verifier=new_secret(),
             redirect_uri=base + CALLBACK_PATH,
             return_to=return_to,
-            code_challenge=challenge,
+            code_challenge=asked.code_challenge,
         )
         address = await oauth.sign_in_url(
             provider,
@@ -105,7 +119,7 @@ class Browsers:
     async def fetch_key(self, request: AdminRequest) -> Response:
         """Give a program the key of the person whose browser it sent to sign in."""
         self._pace.take(request.caller.address)
-        asked = answers.read_body(request, _TokenBody)
+        asked = read_struct(request, CodeBody)
         handover = await run_in_threadpool(self._pending.take, asked.code, Handover)
         if handover is None:
             raise Invalid("This code was used already, or is older than a minute. Sign in again.", param="code")
@@ -145,9 +159,9 @@ class Browsers:
             redirect_uri=login.redirect_uri,
         )
 
-    def _choice(self, query: dict[str, str]) -> Response:
+    def _choice(self, asked: LoginQuery) -> Response:
         """Return the page where a user chooses a provider."""
-        kept = {name: query[name] for name in ("return_to", "code_challenge") if name in query}
+        kept = {"return_to": asked.return_to, "code_challenge": asked.code_challenge}
         names = [each.settings.shown_name for each in self._providers.all]
         links = [Link(name, destinations.with_query(LOGIN_PATH, **kept, provider=name)) for name in names]
         return page("Sign in", "Where do you have your account?", links)

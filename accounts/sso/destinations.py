@@ -68,7 +68,7 @@ def is_program(return_to: str) -> bool:
 
 
 def with_query(address: str, **more: str) -> str:
-    """Return the address with more in its query."""
+    """Return the address with more in its query; what is empty is left out."""
     parts = urlsplit(address)
-    query = "&".join(filter(None, (parts.query, urlencode(more))))
+    query = "&".join(filter(None, (parts.query, urlencode({name: value for name, value in more.items() if value}))))
     return urlunsplit(parts._replace(query=query))

@@ -10,7 +10,7 @@ import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from accounts.api.api import AdminRequest
+from accounts.api.api import AdminRequest, read_struct
 from accounts.errors import AccountsError, Invalid
 from accounts.oidc.providers import Providers
 from accounts.sso import answers, oauth
@@ -23,11 +23,31 @@ MAX_LIFE_S = 1800.0
 """Maximum seconds of a device flow, whatever the provider allows."""
 
 
-class _BeginBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BeginBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a program sends to begin a device flow."""
+
     provider: str = ""
+    """Name of the identity provider; it may be left out if there is one."""
 
 
-class _PollBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeviceCodes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program shows its user, and asks by."""
+
+    device_code: str
+    user_code: str
+    """What the user enters."""
+    verification_uri: str
+    """Where the user enters it."""
+    verification_uri_complete: str
+    """The same with the code in it; empty: the provider has no such address."""
+    expires_in: int
+    interval: float
+    """Seconds between two requests of the program."""
+
+
+class PollBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a program sends to ask whether a device flow is over."""
+
     device_code: str
 
 
@@ -45,27 +65,26 @@ class DeviceFlows:
     async def begin(self, request: AdminRequest) -> Response:
         """Begin a flow: answer where its user signs in, and by which code."""
         self._begins.take(request.caller.address)
-        name = answers.read_body(request, _BeginBody).provider
-        provider = answers.provider_named(self._providers, name)
+        provider = answers.provider_named(self._providers, read_struct(request, BeginBody).provider)
         if provider is None:
             raise Invalid(f"Choose an identity provider: {answers.names_of(self._providers)}.", param="provider")
         begun = await oauth.begin_device(self._providers, provider)
         life_s = min(begun.expires_in, MAX_LIFE_S)
         device = Device(issuer=provider.settings.issuer, device_code=begun.device_code)
-        told = {
-            "device_code": await run_in_threadpool(self._pending.put, device, life_s),
-            "user_code": begun.user_code,
-            "verification_uri": begun.verification_uri or begun.verification_url,
-            "verification_uri_complete": begun.verification_uri_complete,
-            "expires_in": int(life_s),
-            "interval": begun.interval,
-        }
-        return answers.unstored({name: value for name, value in told.items() if value != ""})
+        told = DeviceCodes(
+            device_code=await run_in_threadpool(self._pending.put, device, life_s),
+            user_code=begun.user_code,
+            verification_uri=begun.verification_uri or begun.verification_url,
+            verification_uri_complete=begun.verification_uri_complete,
+            expires_in=int(life_s),
+            interval=begun.interval,
+        )
+        return answers.unstored(told)
 
     async def poll(self, request: AdminRequest) -> Response:
         """Answer with the key once the user has signed in; until then with the error `authorization_pending`."""
         self._polls.take(request.caller.address)
-        secret = answers.read_body(request, _PollBody).device_code
+        secret = read_struct(request, PollBody).device_code
         device = await run_in_threadpool(self._pending.find, secret, Device)
         if device is None:
             raise _refusal("expired_token")

@@ -140,8 +140,9 @@ class CallHandlers:
                     def hold(num_bytes: int, width: int) -> None:
                         body.hold_at_least(before + answer_bytes(num_bytes, width))
 
-                    result = await self.pipeline.pool(call, request, request_log.answer, hold)
-                    request_log.usage = Usage(sum(result.num_tokens), 0, 0)
+                    async with self.pipeline.permitted(call, request, request_log) as permitted:
+                        result = await self.pipeline.pool(permitted, request, request_log.answer, hold)
+                        request_log.usage = Usage(sum(result.num_tokens), 0, 0)
                     request_log.meter.note_begun(request_log.usage, request_log.answer)
                     hold(len(result.vectors), result.width)
                     await send_parts(send, dialect.parts(asked, call, result), JSON, request_log)

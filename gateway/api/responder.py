@@ -187,6 +187,12 @@ class Responder(Generic[RequestIn]):
             else:
                 await self._whole(asked, call, request_log, hold_function(scope), send)
 
+    async def permit_ahead(
+        self, asked: RequestIn, call: Call, request_log: RequestLog
+    ) -> tuple[Call, Callable[[], None]]:
+        """As `Pipeline.permit_ahead`."""
+        return await self._pipeline.permit_ahead(call, asked.requests, request_log)
+
     async def record(
         self,
         asked: RequestIn,

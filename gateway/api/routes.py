@@ -63,7 +63,7 @@ class RouteRow(NamedTuple):
         and signing in is for everybody."""
         if self.path == DRAIN_PATH or self.path.startswith(SIGN_ON):
             return False
-        return self.access is ADMIN or (self.access is KEY and self.name == "accounts")
+        return self.access is ADMIN or self.name == "accounts"
 
     @property
     def shown_path(self) -> str:
@@ -192,6 +192,8 @@ DECLARED = (
     RouteRow("POST", "/v1/unload_lora_adapter", ADMIN, "unload_adapter", "takes it away"),
     RouteRow("GET", "/admin/explain", ADMIN, "explain", "how a call of a model would be placed now"),
     RouteRow("POST", "/admin/explain", ADMIN, "explain", "the same for a chat request, which is not sent"),
+    RouteRow("GET", "/admin/docs", OPEN, "accounts", "a page that describes `/admin/...`"),
+    RouteRow("GET", "/admin/openapi.json", OPEN, "accounts", "the same as an OpenAPI document"),
     *(
         RouteRow(method, "/admin/{path:path}", KEY, "accounts", "teams, keys, limits, budgets, usage, audit")
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")

@@ -153,12 +153,13 @@ METRICS_HEAD = """# Metrics
 
 This page is made by `paddock config metrics`; a test fails when it is out of date.
 
-`GET /metrics` of a gateway, of a worker and of the accounts service answers in Prometheus' text format, or in OpenMetrics where the scraper's
-`Accept` prefers it, zipped where its `Accept-Encoding` takes that. All come from a registry of `prometheus_client`. A
-gateway asks for `metrics_key` where it is set (compose sets it), the others for nothing. Labels have few values:
-names of models and aliases that exist, teams of keys, outcomes. There is never a key, a request id or a caller's text
-in a label, and a metric keeps at most 20,000 series; what comes after those is counted under `other`. `team` labels
-counters only: a histogram by team would be a hundred thousand lines where there are 50 models and 20 teams.
+`GET /metrics` of a gateway, of a worker and of the accounts service answers in Prometheus' text format, or in
+OpenMetrics where the scraper's `Accept` prefers it, zipped where its `Accept-Encoding` takes that. All come from a
+registry of `prometheus_client`. A gateway asks for `metrics_key` where it is set (compose sets it), the others for
+nothing. Labels have few values: names of models and aliases that exist, teams of keys, outcomes. There is never a key,
+a request id or a caller's text in a label, and a metric keeps at most 20,000 series; what comes after those is counted
+under `other`. `team` labels counters only: a histogram by team would be a hundred thousand lines where there are 50
+models and 20 teams.
 
 Nothing is counted per token while it streams; a request is counted once, just after its last byte. The page is written
 beside the event loop, in slices of less than a millisecond, and scrapes that come together share one page

@@ -104,6 +104,7 @@ class CallResolver:
             fallbacks=models[1:],
             held_bytes=held_bytes,
         )
+        request_log.adapter = call.adapter
         call = self._served(call, request_log)
         if job is not None:
             request_log.meter = self._begin_meter(call, request_log)

@@ -246,6 +246,7 @@ async def _wait_for_begin(answer: UpstreamAnswer, state: CallState) -> None:
     if isinstance(first, Started):
         state.attempt.slot = first.slot
         state.attempt.num_prompt_computed = first.num_prompt_tokens - first.num_cached_tokens
+        state.call.permit.check_prompt(first.num_prompt_tokens)
         if "progress" not in state.request.tell:
             first = await answer.peek(past=Started)
     if isinstance(first, Failed):

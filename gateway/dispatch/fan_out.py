@@ -35,13 +35,25 @@ async def start_answers(
     """Start the answers; the block is entered when the first has begun, and leaving it cancels those not complete.
 
     Raises PaddockError, as `Pipeline.answer`; if one of several answers fails, the others are cancelled."""
+    if not request_log.adapter and requests[0].adapters:
+        request_log.adapter = requests[0].adapters[0].name
+    async with pipeline.permitted(call, requests, request_log) as permitted:
+        if len(requests) == 1:
+            async with pipeline.answer(permitted, requests[0], request_log.answer) as answer:
+                yield answer
+            return
+        async with _several(pipeline, permitted, requests, request_log) as merged:
+            yield merged
+
+
+@asynccontextmanager
+async def _several(
+    pipeline: Pipeline, call: Call, requests: Sequence[GenerateRequest], request_log: RequestLog
+) -> AsyncIterator[Answer]:
+    """Start several answers at once; they are cancelled if one fails."""
     # A task group's frame refers to the error that it raises, and the error to the frame, and so to all requests. Many
     # such calls of a hundred requests, left by their callers, were 200,000 objects for the garbage collector. So
     # tracebacks are cut here.
-    if len(requests) == 1:
-        async with pipeline.answer(call, requests[0], request_log.answer) as answer:
-            yield answer
-        return
     merged = MergedAnswers(pipeline, call, requests, request_log)
     branches: list[asyncio.Task[None]] = []
     failure: PaddockError | None = None

@@ -8,19 +8,23 @@ async with pipeline.answer(call, request, answer_log) as answer:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace as replace_call
+from functools import partial
 
 from msgspec.structs import replace
 
 from gateway.adapters.choice import CallAdapters
 from gateway.back_pressure import stopped
-from gateway.call import Answer, Call, CallBounds, Cutoff
+from gateway.call import FREE, Answer, Call, Cutoff
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.upstream import HoldVectors
+from gateway.limits.limiter import RateLimits
 from gateway.telemetry.answer_log import AnswerLog
 from gateway.telemetry.prompts import UNWRITTEN, Heard, Prompts
+from gateway.telemetry.request_log import RequestLog
 from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.requests import GenerateRequest
 
@@ -29,9 +33,16 @@ class Pipeline:
     """Runs the calls of this gateway process, each to the end of its answer."""
 
     def __init__(
-        self, dispatcher: Dispatcher, adapters: CallAdapters, limits: Limits, prompts: Prompts = UNWRITTEN
+        self,
+        dispatcher: Dispatcher,
+        adapters: CallAdapters,
+        limits: Limits,
+        prompts: Prompts = UNWRITTEN,
+        rate_limits: RateLimits | None = None,
     ) -> None:
+        """`rate_limits`: None: no call is limited."""
         self._dispatcher = dispatcher
+        self._rate_limits = rate_limits
         self.adapters = adapters
         self._prompts = prompts
         self._limits = limits
@@ -46,12 +57,40 @@ class Pipeline:
         for cutoff in self._under_way:
             cutoff.cut(stopped())
 
+    async def permit_ahead(
+        self, call: Call, asked: Sequence[GenerateRequest], request_log: RequestLog
+    ) -> tuple[Call, Callable[[], None]]:
+        """Return the permitted call, for one that is answered before it is computed, and what must be called when the
+        call is over. Raises RateLimited, StoreUnavailable."""
+        reservation = None if self._rate_limits is None else self._rate_limits.reserve(call, asked, request_log)
+        if self._rate_limits is None or reservation is None:
+            return call, _end_nothing
+        end = partial(self._rate_limits.end, reservation)
+        try:
+            await reservation.granted()
+        except BaseException:
+            end()
+            raise
+        return replace_call(call, permit=reservation), end
+
+    @asynccontextmanager
+    async def permitted(
+        self, call: Call, asked: Sequence[GenerateRequest] | PoolRequest, request_log: RequestLog
+    ) -> AsyncIterator[Call]:
+        """Yield the call with its permit, for all answers to one request; the block is the time in which it counts as
+        under way. A call that has a permit keeps it. Raises RateLimited, StoreUnavailable."""
+        if self._rate_limits is None or call.permit is not FREE:
+            yield call
+            return
+        async with self._rate_limits.permit(call, asked, request_log) as permit:
+            yield call if permit is FREE else replace_call(call, permit=permit)
+
     @asynccontextmanager
     async def answer(self, call: Call, request: GenerateRequest, answer_log: AnswerLog) -> AsyncIterator[Answer]:
         """Place the call, retry it on other workers as long as that is safe, and yield its answer once it has begun.
 
         Raises PaddockError: no slot in time, refused by the worker, failed, cut off."""
-        request = _bounded(request, call.principal.bounds, answer_log)
+        request = _bounded(request, call, answer_log)
         with self._counted(call, request, answer_log) as (cutoff, heard):
             async with cutoff, self._dispatcher.answer(call, request, answer_log, cutoff) as answer:
                 yield heard.of(answer)
@@ -72,22 +111,30 @@ class Pipeline:
         limit = f"the limit of {self._limits.request_timeout_s:g} s for one request"
         cutoff, heard = Cutoff(call.deadline, limit), self._prompts.begins(call, answer_log, request)
         self._under_way.add(cutoff)
+        call.permit.watch(cutoff.cut)
         try:
             yield cutoff, heard
         finally:
+            call.permit.unwatch(cutoff.cut)
             self._under_way.discard(cutoff)
             heard.ends()
 
 
-def _bounded(request: GenerateRequest, bounds: CallBounds, answer_log: AnswerLog) -> GenerateRequest:
-    """Return the request, with priority and `max_tokens` lowered to the limits of the caller's key.
+def _end_nothing() -> None:
+    """Do nothing at the end of a call without limits."""
+
+
+def _bounded(request: GenerateRequest, call: Call, answer_log: AnswerLog) -> GenerateRequest:
+    """Return the request, with priority and `max_tokens` lowered to the limits of the caller's key and of the alias.
 
     A priority above the limit is lowered, not refused: clients send the same priority to every server, and a late
     answer is better than none. The answer's header `x-paddock-priority` then shows the lowered priority."""
+    bounds = call.principal.bounds
     most_urgent = -bounds.min_priority
     if request.priority > most_urgent:
         answer_log.priority = bounds.min_priority
         request = replace(request, priority=most_urgent)
-    if bounds.max_tokens is not None and (request.max_tokens is None or request.max_tokens > bounds.max_tokens):
-        request = replace(request, max_tokens=bounds.max_tokens)
+    for most in (bounds.max_tokens, call.permit.max_tokens):
+        if most is not None and (request.max_tokens is None or request.max_tokens > most):
+            request = replace(request, max_tokens=most)
     return request

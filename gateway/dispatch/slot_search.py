@@ -130,7 +130,7 @@ class SlotSearch:
     async def wait_for_slot(self, state: CallState, held: AsyncExitStack) -> SlotLease:
         """Wait for a slot on the call's model or, if none comes in time, on a fallback. `held` gives the slot back.
 
-        Raises PaddockError if neither the model nor any fallback has a slot in time."""
+        Raises PaddockError if neither the model nor any fallback has a slot in time, or limits refuse the call."""
         while True:
             self._choose_model(state)
             if state.placement_request_is_stale:
@@ -150,6 +150,7 @@ class SlotSearch:
                     wait.end(Reason.NO_WORKER.value)
                     continue
                 wait.end(overtaken=lease.overtaken)
+                await _permitted(state, lease)
                 self._workers.circuits.end_trials(state, but=lease.at.boot)
                 state.begin_attempt(lease.at, lease.ranking, self._workers.fingerprint(lease.at))
                 return lease
@@ -235,6 +236,17 @@ class SlotSearch:
         except (InvalidRequest, PermissionDenied):
             return False
         return True
+
+
+async def _permitted(state: CallState, lease: SlotLease) -> None:
+    """Wait until the call is known to be within its limits. Raises RateLimited, StoreUnavailable."""
+    is_permitted = False
+    try:
+        await state.call.permit.granted()
+        is_permitted = True
+    finally:
+        if not is_permitted:
+            lease.give_back(0.0)  # nothing was computed
 
 
 @contextmanager

@@ -76,6 +76,14 @@ error(answer, 0)
 """The end of an admission script. Redis takes nothing back if a command fails, as for a key of another type."""
 
 
+_RUN_MESSAGE = """local done, answer = pcall(run)
+if done then return answer end
+ran(0) -- otherwise no later message of the process would run
+return {5, type(answer) == "table" and answer.err or answer}
+"""
+"""The end of a script about limits whose calls are numbered messages."""
+
+
 def _source(name: str) -> str:
     return (FOLDER / f"{name}.lua").read_text("utf-8")
 
@@ -101,6 +109,25 @@ def load_stream_script(name: str) -> Script:
         f'local stream_sizes_key = KEYS[1] .. "{keys.stream_sizes("").removeprefix(prefix)}"',
     )
     return _script(name, "\n".join(names))
+
+
+def load_limits_script(name: str, *parts: str, numbered: bool = False) -> Script:
+    """Return the script `lua/<name>.lua` about limits, preceded by their key names and `lua/limits.lua`.
+
+    `parts`: files before it, each the body of a function with the file's name. `numbered`: whether the script's calls
+    are numbered messages, which `lua/limits_gate.lua` and `lua/limits_window.lua` precede as well."""
+    prefix = keys.LIMITS
+    names = [
+        f'local limits_{name}_key = KEYS[1] .. "{key.removeprefix(prefix)}"'
+        for name, key in (("gateways", keys.LIMITS_GATEWAYS), ("round", keys.LIMITS_ROUND), ("used", keys.LIMITS_USED))
+    ]
+    for by_name in (keys.limits_subject, keys.limits_log, keys.limits_calls):
+        start = by_name("").removeprefix(prefix)
+        names.append(f'local function {by_name.__name__}_key(name) return KEYS[1] .. "{start}" .. name end')
+    before = [_source(each) for each in ("limits", *(("limits_gate", "limits_window") if numbered else ()))]
+    bodies = [f"local function {part}()\n{_source(part)}\nend\n" for part in parts]
+    source = f"local function run()\n{_source(name)}\nend\n{_RUN_MESSAGE}" if numbered else _source(name)
+    return _made(name, "\n".join([*names, *before, *bodies, source]))
 
 
 def load_beat_script() -> Script:

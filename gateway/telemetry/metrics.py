@@ -152,6 +152,7 @@ class Metrics:
         retries, fleet = Group("Trying again", registry), Group("The fleet", registry)
         usage, own = Group("Usage", registry), Group("The gateway itself", registry)
         self._declare_requests(requests)
+        self._declare_refusals(requests)
         self._declare_waiting(waiting)
         self._declare_retries(retries)
         self._declare_fleet(fleet)
@@ -185,13 +186,6 @@ class Metrics:
             "`caller`, `policy` (a bound that an operator has set), `worker`, `gateway` (its Redis included)",
             ("model", "who", "code"),
             When.ENDED,
-        )
-        self.failed_authentications = requests.counter(
-            "paddock_failed_authentications_total",
-            "requests that were refused for their API key, by `reason`: it is `missing`, or the error's code "
-            "(`invalid_api_key` is one that is not known, or no valid token)",
-            ("reason",),
-            When.HAPPENS,
         )
         self.in_flight = requests.gauge(
             "paddock_requests_in_flight",
@@ -228,6 +222,22 @@ class Metrics:
             "generated tokens, those of answers that were cut off included as far as they came",
             USER,
             When.ENDED,
+        )
+
+    def _declare_refusals(self, requests: Group) -> None:
+        self.failed_authentications = requests.counter(
+            "paddock_failed_authentications_total",
+            "requests that were refused for their API key, by `reason`: it is `missing`, or the error's code "
+            "(`invalid_api_key` is one that is not known, or no valid token)",
+            ("reason",),
+            When.HAPPENS,
+        )
+        self.limited_calls = requests.counter(
+            "paddock_limited_total",
+            "calls that a `limit` (`requests_per_minute`, `max_parallel`, `budget` ...) has refused, of a subject of "
+            "this `kind`: `organisation`, `team`, `user`, `key`, `alias`",
+            ("kind", "limit"),
+            When.HAPPENS,
         )
         self.ignored = requests.counter(
             "paddock_parameters_ignored_total",
@@ -472,6 +482,14 @@ class Metrics:
     def turned_away(self, request_log: RequestLog) -> None:
         """Count one request that ended before its model was known: its labels `model` and `alias` are empty."""
         self.requests.labels("", "", request_log.team, self._outcome(request_log)).inc()
+
+    def limited(self, kind: str, limit: str) -> None:
+        """Count a call that a limit or budget refused. `kind`: its subject's; `limit`: its name in the records."""
+        self.limited_calls.labels(kind, limit).inc()
+
+    def script_took(self, seconds: float, script: str) -> None:
+        """Observe the time from asking Redis to run a script until its answer."""
+        self.redis_time.labels(script).observe(seconds)
 
     def lost_leases(self, model: str, why: str, count: int) -> None:
         """Count leases that ended before their calls did. `why`: one of `LEASE_ENDS`."""

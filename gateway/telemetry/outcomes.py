@@ -59,6 +59,8 @@ FAILED_BY = {
     "too_many_requests": Who.POLICY,
     "too_many_sockets": Who.POLICY,
     "memory_share_taken": Who.POLICY,
+    "rate_limit_exceeded": Who.POLICY,
+    "budget_exceeded": Who.POLICY,
     "memory_full": Who.POLICY,
     "no_worker": Who.POLICY,
     "unsuited": Who.POLICY,

@@ -77,6 +77,16 @@ class Ignored:
             self._num_more += 1
 
 
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """What is left of one limit per minute, of the subject that has the least left."""
+
+    limit: int
+    remaining: int
+    reset_s: float
+    """Seconds until nothing counts any more if no further call comes."""
+
+
 class Meter(Protocol):
     """Meters the call of one request, for all its answers together, so that its usage is known however it ends."""
 
@@ -148,6 +158,8 @@ class RequestLog:
     stands_in: str = ""
     """The name of the default model, if the default is used because the request names an unknown model; empty: the
     request's model is known."""
+    adapter: str = ""
+    """The LoRA adapter that the request names, in the field of the model or of adapters; empty: none."""
     asks_only: bool = False
     """Whether the request is only a question about its model, or an admin's request: no work is placed for it."""
 
@@ -157,6 +169,10 @@ class RequestLog:
     answer: AnswerLog = field(init=False)
     """The log that headers, log line and metrics are made from: that of the answer that began first; until an answer
     has begun, the first in `answers`."""
+
+    requests_left: Headroom | None = None
+    tokens_left: Headroom | None = None
+    """What is left of the caller's limits per minute; None: it has none, or was not asked for."""
 
     first_token_at: float | None = None
     usage: Usage | None = None
@@ -213,6 +229,15 @@ class RequestLog:
     @property
     def queue_position(self) -> QueuePosition:
         return self.answers[0].queue_position
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds from each answer's last submission to a worker to its end, added up."""
+        now, total_s = time.monotonic(), 0.0
+        for answer in self.answers:
+            if (attempt := answer.last_attempt) is not None:
+                total_s += (attempt.ended_at or now) - attempt.submitted_at
+        return total_s
 
     @property
     def overhead_s(self) -> float:

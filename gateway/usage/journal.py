@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gateway.usage.running_calls import SUFFIX, RunningCalls, create_table
-from gateway.usage.segments import JournalFull, Segments
+from gateway.usage.segments import NEARLY_FULL, JournalFull, Segments
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,6 @@ MAX_HELD = 10_000
 """Maximum number of records held in memory while the disk takes none; further ones are dropped."""
 RETRY_S = 1.0
 """Seconds between two attempts to write to a disk that failed."""
-NEARLY_FULL = 0.8
 
 
 class Journal:
@@ -118,9 +117,13 @@ class OwnJournal(Journal):
         if self._table is None or self._held:
             self._retry()
         self.calls.beat()
-        if self._is_nearly_full and self.num_bytes < NEARLY_FULL * self._segments.max_bytes:
+        if self._is_nearly_full and not self._segments.is_nearly_full:
             log.info("there is room for usage on disk again")
             self._is_nearly_full = False
+
+    def set_beside(self, num_bytes: int) -> None:
+        """Set how many bytes the journals of dead processes take, which count with this one's."""
+        self._segments.num_bytes_beside = num_bytes
 
     def remove(self) -> None:
         """Delete the journal, which has nothing that the ledger lacks. Without this the next process takes it over."""
@@ -141,7 +144,7 @@ class OwnJournal(Journal):
         self.last += 1
         self._count("kept")
         self._is_full = False
-        if not self._is_nearly_full and self.num_bytes >= NEARLY_FULL * self._segments.max_bytes:
+        if not self._is_nearly_full and self._segments.is_nearly_full:
             self._is_nearly_full = True
             share = f"{NEARLY_FULL:.0%} of usage_journal_mib"
             log.warning("usage on disk has reached %s: the ledger takes none; see that paddock accounts runs", share)

@@ -20,12 +20,11 @@ from workers.protocol.events import NO_USAGE, Usage
 class MeteredCall:
     """The meter of one request (`gateway.telemetry.request_log.Meter`)."""
 
-    __slots__ = ("_adapter", "_recorder", "_running", "note_written")
+    __slots__ = ("_recorder", "_running", "note_written")
 
-    def __init__(self, recorder: UsageRecorder, running: RunningCall, adapter: str) -> None:
+    def __init__(self, recorder: UsageRecorder, running: RunningCall) -> None:
         self._recorder = recorder
         self._running = running
-        self._adapter = adapter
         self.note_written: Callable[[int], None] = running.set_completion
 
     def note_begun(self, prompts: Usage, answer: AnswerLog) -> None:
@@ -35,7 +34,7 @@ class MeteredCall:
             self._running.set_submitted(round(answer.queue_s * 1000), round(submitted_at * 1000))
 
     def finish(self, request_log: RequestLog) -> None:
-        self._recorder.finish(request_log, self._running, self._adapter)
+        self._recorder.finish(request_log, self._running)
 
 
 class UsageRecorder:
@@ -59,29 +58,26 @@ class UsageRecorder:
             team=principal.team,
             key=principal.key_id,
             user=principal.user,
+            end_user=request_log.end_user,
             alias=call.alias,
             model=call.model,
             adapter=call.adapter,
             trace_id=request_log.trace.trace_id,
         )
-        return MeteredCall(self, self._journal.calls.open(encode_record(about)), call.adapter)
+        return MeteredCall(self, self._journal.calls.open(encode_record(about)))
 
-    def finish(self, request_log: RequestLog, running: RunningCall, adapter: str) -> None:
+    def finish(self, request_log: RequestLog, running: RunningCall) -> None:
         """Record a call that has ended, unless it was never placed for work."""
         if any(answer.attempts or answer.queue_position.filed for answer in request_log.answers):
-            record = self._record(request_log, adapter)
+            record = self._record(request_log)
             cost_nano = self._price(record)
             if cost_nano:
                 record = msgspec.structs.replace(record, cost_nano=cost_nano)
             self._journal.add(encode_record(record), running.serial)
         running.close()  # last: until then a successor finds the call
 
-    def _record(self, request_log: RequestLog, adapter: str) -> UsageRecord:
-        usage, now = request_log.usage or NO_USAGE, time.monotonic()
-        compute_s = 0.0
-        for answer in request_log.answers:
-            if (attempt := answer.last_attempt) is not None:
-                compute_s += (attempt.ended_at or now) - attempt.submitted_at
+    def _record(self, request_log: RequestLog) -> UsageRecord:
+        usage = request_log.usage or NO_USAGE
         return UsageRecord(
             number=self._journal.last + 1,
             request_id=request_log.request_id,
@@ -94,15 +90,16 @@ class UsageRecorder:
             team=request_log.team,
             key=request_log.key_id,
             user=request_log.user,
+            end_user=request_log.end_user,
             alias=request_log.alias,
             model=request_log.model,
-            adapter=adapter,
+            adapter=request_log.adapter,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
             media_tokens=usage.media_tokens,
             queue_ms=round(request_log.answer.queue_s * 1000),
-            compute_ms=round(compute_s * 1000),
+            compute_ms=round(request_log.compute_s * 1000),
             trace_id=request_log.trace.trace_id,
         )
 

@@ -19,6 +19,8 @@ from pathlib import Path
 
 SEGMENT_BYTES = 256 << 10
 """Bytes after which a further file is begun."""
+NEARLY_FULL = 0.8
+"""Share of what may be there from which on the log warns."""
 FILE_MODE = 0o600
 SUFFIX = ".records"
 
@@ -53,7 +55,9 @@ class Segments:
     def __init__(self, folder: Path, process: str, max_bytes: int) -> None:
         self._folder = folder
         self._process = process
-        self.max_bytes = max_bytes
+        self._max_bytes = max_bytes
+        self.num_bytes_beside = 0
+        """Bytes that count with those of these files: those of dead processes that this one has taken over."""
         self._segments: list[Segment] = []
         self._descriptor: int | None = None
         """The last file, open for appending; None: the next record begins a file."""
@@ -68,7 +72,11 @@ class Segments:
 
     @property
     def is_full(self) -> bool:
-        return self.num_bytes >= self.max_bytes
+        return self.num_bytes + self.num_bytes_beside >= self._max_bytes
+
+    @property
+    def is_nearly_full(self) -> bool:
+        return self.num_bytes + self.num_bytes_beside >= NEARLY_FULL * self._max_bytes
 
     def load(self) -> set[int]:
         """Find the files that the process left. Return the serial numbers of the calls with a record."""

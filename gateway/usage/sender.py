@@ -13,6 +13,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.usage.journal import OwnJournal
 from gateway.usage.outbox import Batch, Outbox
 from gateway.usage.recovery import DeadJournal, Price, adopt
+from gateway.usage.segments import NEARLY_FULL
 from workers.process.ticks import wait_tick
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,6 @@ SENT_BYTES = 48 << 10
 """Approximate bytes of one request to Redis: more would be long for the connection that all calls share."""
 CLOSE_S = 1.0
 """Seconds that an ending process takes to send what is left. The next process takes over the rest."""
-NEARLY_FULL = 0.8
 
 
 class UsageSender:
@@ -136,4 +136,6 @@ class UsageSender:
             self._committed_at = time.monotonic()
         self._metrics.usage_waiting.set(num_waiting)
         self._metrics.usage_waiting_s.set(time.monotonic() - self._committed_at)
-        self._metrics.usage_journal_bytes.set(sum(outbox.journal.num_bytes for outbox in self._outboxes))
+        num_bytes = sum(outbox.journal.num_bytes for outbox in self._outboxes)
+        self._metrics.usage_journal_bytes.set(num_bytes)
+        self._journal.set_beside(num_bytes - self._journal.num_bytes)

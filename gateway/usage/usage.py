@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from accounts.protocol.usage import UsageRecord
 from gateway.call import Call
 from gateway.store.usage import UsageStream
 from gateway.telemetry.metrics import Metrics
@@ -50,17 +49,10 @@ class Usage:
                 await self._sender.close()
 
 
-def open_usage(
-    state_dir: Path, max_bytes: int, stream: UsageStream, metrics: Metrics, price: Price | None = None
-) -> Usage:
+def open_usage(state_dir: Path, max_bytes: int, stream: UsageStream, metrics: Metrics, price: Price) -> Usage:
     """Return what keeps the usage of this process. `max_bytes`: maximum bytes on disk. A disk that can't be used is
     logged, not raised."""
-    folder, price = state_dir.expanduser() / FOLDER, price or free
+    folder = state_dir.expanduser() / FOLDER
     process = secrets.token_hex(PROCESS_BYTES)
     journal = OwnJournal(folder, process, max_bytes, lambda what: metrics.usage_records.labels(what).inc())
     return Usage(UsageRecorder(journal, price), UsageSender(folder, journal, stream, price, metrics))
-
-
-def free(used: UsageRecord) -> int:
-    """Return the cost of a call where there are no prices: none."""
-    return 0

@@ -336,6 +336,15 @@ def test_what_is_written_lies_on_a_volume(file: Path | None) -> None:
                 assert "/cache" in mounts
 
 
+def test_the_gateways_volume_has_room_for_its_journal_of_usage() -> None:
+    """A pod that outgrows its volume is evicted, with its calls."""
+    for settings, room in ({}, "384Mi"), ({"usage_journal_mib": 1000}, "1128Mi"):
+        found = render({"gateway": {"settings": settings}})
+        (pod,) = pods_of(found, "gateway")
+        (size,) = [one["emptyDir"]["sizeLimit"] for one in pod["volumes"] if one["name"] == "state"]
+        assert size == room
+
+
 @FILES
 def test_selectors_find_the_pods_and_nothing_else(file: Path | None) -> None:
     found = rendered(file)

@@ -118,12 +118,16 @@ def test_every_redis_key_is_documented() -> None:
         assert f"`{name}`" in page("redis.md"), name
 
 
+OF_LIMITS = ("limits", "limits_gate", "limits_merge", "limits_window")
+"""Parts of the scripts about limits."""
+
+
 def test_every_script_is_told_with_what_it_keeps_true() -> None:
     folder = ROOT / "gateway" / "store" / "lua"
     scripts = {file.stem: file.read_text() for file in folder.glob("*.lua")}
     # What they are made of beside their own text.
     shared = "\n".join(scripts.pop(part) for part in ("shared", "line"))
-    for part in ("overdraft", "tickets", "filing", "acquire_at_once", "release_at_once"):
+    for part in ("overdraft", "tickets", "filing", "acquire_at_once", "release_at_once", *OF_LIMITS):
         del scripts[part]
     for name, text in scripts.items():
         assert "\n-- Keeps: " in text, name

@@ -80,7 +80,7 @@ def test_a_state_of_another_browser_signs_nobody_in(front: SignOnFront) -> None:
     is_refused(front, attacker, attacker.open(callback), "used already")
 
 
-@pytest.mark.parametrize("state", ["", "x", secrets.token_urlsafe(32), "%00"])
+@pytest.mark.parametrize("state", ["", "x", "A" * 43, "%00"])
 def test_a_state_that_was_never_given_is_refused(front: SignOnFront, state: str) -> None:
     browser = front.browser()
     answer = browser.open(f"{front.url}/auth/callback?code=x&state={state}")
@@ -343,7 +343,7 @@ def test_a_blocked_user_is_refused_with_key_and_token(front: SignOnFront) -> Non
     assert (page.status_code, "is blocked" in page.text) == (403, True)
 
 
-@pytest.mark.parametrize("code", ["", "x", secrets.token_urlsafe(32)])
+@pytest.mark.parametrize("code", ["", "x", "A" * 43])
 def test_a_device_code_that_was_never_given_is_worth_nothing(front: SignOnFront, code: str) -> None:
     answer = front.post("/auth/device/token", {"device_code": code})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "expired_token")

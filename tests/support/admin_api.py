@@ -38,8 +38,8 @@ class AdminApi:
         headers: Mapping[str, str] | None = None,
     ) -> httpx2.Response:
         asking = caller or self.caller
-        sealed = {HEADER: seal_caller(_now(asking), SECRET)}
-        return await self.client.request(method, path, json=body, headers={**sealed, **(headers or {})})
+        told = {HEADER: sealed(asking), **(headers or {})}
+        return await self.client.request(method, path, json=body, headers=told)
 
     async def get(self, path: str, caller: Caller | None = None) -> Any:
         return _json(await self.ask("GET", path, caller=caller), 200)
@@ -61,11 +61,6 @@ class AdminApi:
         answer = await self.ask(method, path, body, caller)
         assert answer.status_code == status, answer.text
         return answer.json()["error"]
-
-    async def member(self, team: str, name: str, role: str = "manager", **fields: object) -> Caller:
-        """The caller with a new key of the team, and with this role."""
-        await self.post("/admin/keys", {"name": name, "team": team, "role": role, **fields})
-        return caller_of(name, team, role, str(fields.get("user", "")))
 
 
 def caller_of(key: str, team: str, role: Any, user: str = "") -> Caller:
@@ -101,12 +96,13 @@ async def serving(database_url: str, redis_url: str, state_dir: Path, **settings
 async def wait_until_ready(api: AdminApi) -> None:
     """Return when the database has its tables and what every database has."""
     async with asyncio.timeout(20):
-        while (await api.ask("GET", "/admin/teams/default")).status_code != 200:  # noqa: ASYNC110 - another process tells no event
+        while (await api.ask("GET", "/admin/teams/default")).status_code != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
-def _now(caller: Caller) -> Caller:
-    return Caller(
+def sealed(caller: Caller) -> str:
+    """The header that a gateway sends for this caller now."""
+    now = Caller(
         key=caller.key,
         user=caller.user,
         team=caller.team,
@@ -117,6 +113,7 @@ def _now(caller: Caller) -> Caller:
         url="http://gateway",
         at=time.time(),
     )
+    return seal_caller(now, SECRET)
 
 
 def _json(answer: httpx2.Response, *statuses: int) -> Any:

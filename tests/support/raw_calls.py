@@ -53,7 +53,7 @@ async def call_raw(
     lines = [f"POST {path} HTTP/1.1", f"Host: {place.netloc}", "Connection: close", "Content-Type: application/json"]
     lines += [f"Content-Length: {len(raw)}", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
     loop = asyncio.get_running_loop()
-    transport, protocol = await loop.create_connection(_Bytes, place.hostname, place.port)
+    transport, protocol = await loop.create_connection(_Bytes, place.hostname or "", place.port or 80)
     transport.write("\r\n".join(lines).encode() + raw)
     try:
         await asyncio.wait([protocol.ended], timeout=leave_after_s)

@@ -18,6 +18,7 @@ from tests.support.loopback import calling_from, loopback_addresses
 from tests.support.stack import Process, Stack
 
 TIMEOUT_S = 20
+START_S = 6.0
 RULES = [
     {"claim": "groups", "value": "llm-admins", "team": "ops", "role": "admin"},
     {"claim": "groups", "value": "llm-leads", "team": "red", "role": "manager"},
@@ -95,4 +96,18 @@ def sign_on_front(
             stack.worker(model, "quick", slots=2)
         accounts = stack.accounts(oidc=oidc)
         gateway = stack.gateway(oidc=oidc, accounts_url=accounts.url)
-        yield SignOnFront(gateway.url, identities, stack, gateway, accounts)
+        front = SignOnFront(gateway.url, identities, stack, gateway, accounts)
+        _wait(front)
+        yield front
+
+
+def _wait(front: SignOnFront) -> None:
+    """Wait until the accounts service has made its tables; a provider that is away is not waited for."""
+    deadline = time.monotonic() + START_S
+    with calling_from("127.0.0.3") as session:
+        while time.monotonic() < deadline:
+            asked = session.post(f"{front.url}/auth/device/token", json={"device_code": "none"}, timeout=TIMEOUT_S)
+            answer = session.get(f"{front.url}/auth/login", allow_redirects=False, timeout=TIMEOUT_S)
+            if 503 not in (asked.status_code, answer.status_code):
+                return
+            time.sleep(0.05)

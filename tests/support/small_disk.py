@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+
+FILLER = "filler"
 
 needs_disks = pytest.mark.skipif(
     sys.platform != "linux"
@@ -37,15 +39,18 @@ def small_disk(folder: Path, mib: int) -> Iterator[Path]:
 @contextmanager
 def filled(disk: Path) -> Iterator[None]:
     """Leave no room on a file system, meanwhile."""
-    filler = disk / "filler"
-    with filler.open("ab", buffering=0) as file:
-        try:
-            while file.write(bytes(1 << 16)):
-                pass
-        except OSError:
-            yield
-        finally:
-            filler.unlink()
+    fill(disk)
+    try:
+        yield
+    finally:
+        (disk / FILLER).unlink()
+
+
+def fill(disk: Path) -> None:
+    """Leave no room on a file system: inside `filled`, take what has become free since."""
+    with suppress(OSError), (disk / FILLER).open("ab", buffering=0) as file:
+        while file.write(bytes(1 << 16)):
+            pass
 
 
 @contextmanager

@@ -16,8 +16,9 @@ TYPES = range(20, 25)
 MOST_BYTES = (1 << 14) + 2048
 """Maximum bytes of a record without its head (RFC 5246, 6.2.3)."""
 
-RECEIVED_BYTES, FEW_RECEIVED_BYTES = 64 << 10, 4 << 10
-"""Maximum bytes that are received in one go; the same while `MAX_WAITING_BYTES` wait."""
+FIRST_BYTES, LARGE_BYTES, FEW_BYTES = 64 << 10, 256 << 10, 4 << 10
+"""Maximum bytes that a connection receives in one go: usually; while it sends long records without a break; and while
+`MAX_WAITING_BYTES` wait."""
 MAX_WAITING_BYTES = 16 << 20
 """Bytes that all connections together have received and not decrypted, above which each receives only a few more."""
 
@@ -61,13 +62,13 @@ class TlsShare:
         self.turns = turns or ParseTurns()
         self.hello_turns = ParseTurns()
         """Turns for handshakes, which take a millisecond or more: a crowd of them holds up no open connection."""
-        self.decrypted = memoryview(bytearray(RECEIVED_BYTES + HEAD_BYTES + MOST_BYTES))
-        """Room for the content of what is decrypted in one go."""
+        self.decrypted = memoryview(bytearray(LARGE_BYTES + HEAD_BYTES + MOST_BYTES))
+        """Room for the content of what is received in one go."""
         self.num_waiting_bytes = 0
         """Bytes that connections have received and not decrypted."""
-        self.received = memoryview(bytearray(RECEIVED_BYTES))
+        self.received = memoryview(bytearray(LARGE_BYTES))
         """Room for what is received in one go; the next connection that receives overwrites it."""
 
-    def room(self) -> memoryview:
-        """Return as much of `received` as a connection may fill now."""
-        return self.received if self.num_waiting_bytes < MAX_WAITING_BYTES else self.received[:FEW_RECEIVED_BYTES]
+    def room(self, num_bytes: int) -> memoryview:
+        """Return as much of `received` as a connection may fill now that would take so many bytes."""
+        return self.received[: num_bytes if self.num_waiting_bytes < MAX_WAITING_BYTES else FEW_BYTES]

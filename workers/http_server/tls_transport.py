@@ -16,7 +16,7 @@ from time import monotonic, thread_time
 from typing import Any, cast
 
 from workers.http_server.pacer import ParseTurns
-from workers.http_server.records import RecordHeads, TlsShare
+from workers.http_server.records import FIRST_BYTES, LARGE_BYTES, RecordHeads, TlsShare
 
 HANDSHAKE_S = 10.0
 """Maximum seconds of a connection's TLS handshake; then the connection is closed."""
@@ -32,7 +32,7 @@ to ten. Who changes keys does so after gigabytes."""
 MAX_HELLO_BYTES = 16 << 10
 """Bytes after which no more is received while a handshake waits for its turn."""
 PIECE_BYTES = 64 << 10
-"""Maximum bytes that are encrypted in one go: a connection's buffers stay as large as the largest was."""
+"""Maximum bytes that are encrypted or decrypted in one go: a connection's buffers stay as large as the largest was."""
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +75,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._rest = b""
         """Bytes that were received and not decrypted."""
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._room_bytes = FIRST_BYTES
+        """Bytes that are received in one go."""
         self._is_receiving = True
         self._is_held = False
         """Whether the protocol wants no more now."""
@@ -105,11 +107,15 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         protocol.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._share.room()
+        return self._share.room(self._room_bytes)
 
     def buffer_updated(self, nbytes: int) -> None:
         received = self._share.received[:nbytes]
         self._decrypt_some(memoryview(self._rest + received) if self._rest else received)
+        if self._turns.waits(self):
+            self._room_bytes = FIRST_BYTES
+        elif self.is_open and nbytes == self._room_bytes < LARGE_BYTES:
+            self._room_bytes *= 2
 
     def eof_received(self) -> bool:
         if not self.is_open or self._is_closing:
@@ -211,39 +217,39 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _decrypt_some(self, data: memoryview, *, is_next: bool = False) -> None:
         """Decrypt as much as the turn and the protocol allow, and keep the rest. `is_next`: a turn has just come."""
-        self._keep(b"")
-        at, waits = 0, False
-        while at < len(data) and not self._is_held and not self._is_over:
+        at, size, has_ended, waits = 0, 0, False, False
+        while at < len(data) and not self._is_held and not self._is_over and not has_ended:
             waits = not is_next and not self._turns.may_parse()
             if waits:
                 break
             is_next = False
-            size, num_records = self._heads.take(data[at:])
-            if not size:
+            num_bytes, num_records = self._heads.take(data[at : at + PIECE_BYTES])
+            if not num_bytes:
                 break
-            self._take(data[at : at + size], num_records)
-            at += size
-        self._keep(b"" if self._is_over else bytes(data[at:]))
+            more, has_ended = self._take(data[at : at + num_bytes], num_records, size)
+            at, size = at + num_bytes, size + more
+        self._keep(b"" if self._is_over or has_ended else bytes(data[at:]))
         if waits:
             self._turns.wait(self, self._address)
-        # Of a peer that gives up its handshake nothing has to wait.
-        waits = waits and (self.is_open or len(self._rest) >= MAX_HELLO_BYTES)
-        self._receive(not waits and not self._is_held)
-
-    def _take(self, records: memoryview, num_records: int) -> None:
-        """Give OpenSSL bytes in which so many records end, and the protocol what is in them."""
-        self._incoming.write(records)
-        if not num_records and self.is_open:
-            return
-        turns, began_at = self._turns, thread_time()
-        content, has_ended = b"", False
-        if self.is_open or self._shake_hands(num_records):
-            content, has_ended = self._decrypt(num_records)
-        turns.spent(thread_time() - began_at)
-        if content and not self._is_closing:
-            self.protocol.data_received(content)
+        if size and not self._is_closing:
+            self.protocol.data_received(bytes(self._share.decrypted[:size]))
         if has_ended:
             self._peer_ended()
+        # Of a peer that gives up its handshake nothing has to wait.
+        waits = self._turns.waits(self) and (self.is_open or len(self._rest) >= MAX_HELLO_BYTES)
+        self._receive(not waits and not self._is_held)
+
+    def _take(self, records: memoryview, num_records: int, size: int) -> tuple[int, bool]:
+        """Give OpenSSL bytes in which so many records end. Return how many bytes of content have come behind the `size`
+        that are there, and whether the peer has ended."""
+        self._incoming.write(records)
+        if not num_records and self.is_open:
+            return 0, False
+        turns, began_at = self._turns, thread_time()
+        is_open = self.is_open or self._shake_hands(num_records)
+        found = self._decrypt(num_records, self._share.decrypted[size:]) if is_open else (0, False)
+        turns.spent(thread_time() - began_at)
+        return found
 
     def _shake_hands(self, num_records: int) -> bool:
         """Go on with the handshake; return whether it is complete now."""
@@ -276,9 +282,9 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self.protocol.connection_made(self)
         self._end_handshake()
 
-    def _decrypt(self, num_records: int) -> tuple[bytes, bool]:
-        """Return the content of so many records, and whether the peer has ended."""
-        room, size, num_full, has_ended = self._share.decrypted, 0, 0, False
+    def _decrypt(self, num_records: int, room: memoryview) -> tuple[int, bool]:
+        """Decrypt so many records. Return how many bytes of content there are, and whether the peer has ended."""
+        size, num_full, has_ended = 0, 0, False
         try:
             while num_full < num_records and not has_ended:
                 more = self._read(len(room), room[size:] if size else room)
@@ -292,7 +298,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         except ssl.SSLError:
             self._fail()
         self._flush()
-        return bytes(room[:size]), has_ended
+        return size, has_ended
 
     def _count_empty(self, num_records: int) -> None:
         """Count records without content; cut the connection if there are too many."""
@@ -325,6 +331,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._send(self._take_encrypted())
 
     def _keep(self, rest: bytes) -> None:
+        if not rest and not self._rest:
+            return
         self._share.num_waiting_bytes += len(rest) - len(self._rest)
         self._rest = rest
 

@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.dialect import SHAPE, ErrorShape
-from gateway.api.http.diagnostics import answer_headers, name_headers, origin_headers
+from gateway.api.http.diagnostics import answer_headers, limit_headers, name_headers, origin_headers
 from gateway.api.http.streaming import UNREAD_BYTES
 from gateway.back_pressure import retry_after
 from gateway.errors import (
@@ -20,6 +20,7 @@ from gateway.errors import (
     MethodNotAllowed,
     NotSupported,
     PaddockError,
+    RateLimited,
     Stopping,
     Superseded,
 )
@@ -142,8 +143,8 @@ def error_headers(error: PaddockError) -> list[tuple[bytes, bytes]]:
     headers: list[tuple[bytes, bytes]] = []
     if (seconds := retry_after(error)) is not None:
         headers.append((b"retry-after", b"%d" % seconds))
-    if isinstance(error, NotSupported | Superseded):
-        headers.append((b"x-should-retry", b"false"))  # SDKs retry every 5xx, and 409
+    if isinstance(error, NotSupported | Superseded) or (isinstance(error, RateLimited) and error.is_final):
+        headers.append((b"x-should-retry", b"false"))  # SDKs retry every 5xx, 429 and 409
     if isinstance(error, AuthenticationFailed):
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):
@@ -171,6 +172,7 @@ async def send_error(
     body = shape.body(error, request_log)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [*name_headers(request_log), *origin_headers(request_log.origin), *error_headers(error)]
+    headers += limit_headers(request_log)
     if request_log.closes and not ends_connection(error):
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": request_log.status, "headers": headers})

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from datetime import UTC, datetime
+from time import time
 
 from starlette.types import Scope, Send
 
@@ -28,6 +30,7 @@ Headers = list[tuple[bytes, bytes]]
 PRIVATE = frozenset({"/metrics", "/metrics/targets", "/ready", "/version"})
 """Paths that need no key. No web page may read their answers: otherwise, any page that somebody visits could."""
 
+ANTHROPIC_PATHS = "/v1/messages"
 MAX_ORIGIN_BYTES = 512
 METHODS = b"GET, POST, DELETE, OPTIONS"
 
@@ -124,7 +127,7 @@ def ignored_of(scope: Scope) -> Ignored:
 def answer_headers(request_log: RequestLog) -> list[tuple[bytes, bytes]]:
     """Return the diagnostic headers, with the facts known by now: while a call waits for a slot, it has no worker."""
     headers = [*name_headers(request_log), *origin_headers(request_log.origin)]
-    headers += connection_headers(request_log)
+    headers += [*connection_headers(request_log), *limit_headers(request_log)]
     answer, attempt = request_log.answer, request_log.answer.last_attempt
     if attempt is not None:
         headers += [
@@ -154,6 +157,29 @@ def name_headers(request_log: RequestLog) -> list[tuple[bytes, bytes]]:
     headers = [(b"x-request-id", request_log.request_id.encode())]
     trace_id = request_log.trace.trace_id
     return [*headers, (b"x-paddock-trace-id", trace_id.encode())] if trace_id else headers
+
+
+def limit_headers(request_log: RequestLog) -> Headers:
+    """Return what is left of the caller's limits per minute, as OpenAI's headers, or Anthropic's if it speaks that."""
+    headers: Headers = []
+    for what, left in ((b"requests", request_log.requests_left), (b"tokens", request_log.tokens_left)):
+        if left is None:
+            continue
+        numbers = ((b"limit", b"%d" % left.limit), (b"remaining", b"%d" % left.remaining))
+        if request_log.path.startswith(ANTHROPIC_PATHS):
+            headers += [(b"anthropic-ratelimit-%b-%b" % (what, name), value) for name, value in numbers]
+            at = datetime.fromtimestamp(time() + left.reset_s, UTC)
+            headers.append((b"anthropic-ratelimit-%b-reset" % what, f"{at:%Y-%m-%dT%H:%M:%SZ}".encode()))
+        else:
+            headers += [(b"x-ratelimit-%b-%b" % (name, what), value) for name, value in numbers]
+            headers.append((b"x-ratelimit-reset-%b" % what, shown_duration(left.reset_s).encode()))
+    return headers
+
+
+def shown_duration(seconds: float) -> str:
+    """Return a duration as OpenAI's headers have it: `1m0s`, `12.5s`, `0s`."""
+    minutes, rest = divmod(round(seconds, 3), 60)
+    return f"{minutes:.0f}m{rest:g}s" if minutes else f"{rest:g}s"
 
 
 def connection_headers(request_log: RequestLog) -> list[tuple[bytes, bytes]]:

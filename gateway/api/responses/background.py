@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from gateway.api.responses.response_store import ResponseStore
 from gateway.api.resumable import Resumable
 from gateway.call import Call
 from gateway.errors import StorageFull, StoreUnavailable, TooManyStreams, Unavailable
+from gateway.resume.reading import LocalReading
 from gateway.resume.recording import Recording
 from gateway.resume.recordings import Owner, Recordings
 from gateway.telemetry.request_log import RequestLog
@@ -60,27 +62,16 @@ class Background:
     ) -> None:
         """Start a response. Send it as queued or, if the caller streams, its events as they come.
 
-        Raises StoreUnavailable, StorageFull, TooManyStreams."""
-        request_log, team = request_log_of(scope), call.principal.team
+        Raises StoreUnavailable, StorageFull, TooManyStreams, RateLimited."""
         call = replace(call, unhurried=True, queue_deadline=call.deadline, start_deadline=call.deadline)
+        request_log = request_log_of(scope)
+        call, end = await self._responder.permit_ahead(asked, call, request_log)
         writer = EventWriter(asked, call)
         queued = writer.snapshot.object("queued")
-        if not await self._responses.keep(team, writer.record(queued)):
-            message = "The request does not fit into what a team may store. Send less, or send it without `background`."
-            raise StorageFull(message)
-
-        holds = hold_function(scope)
-
-        async def produce(recording: Recording) -> None:
-            await self._produce(asked, call, request_log, writer, holds, recording)
-
-        owner = Owner(team, "") if resume is None else resume.owner
         try:
-            reading = await self._resumable.begin(
-                stream_of(asked.id), owner, None, keep_held(scope, produce), request_log
-            )
-        except TooManyStreams:
-            await self._responses.drop(team, asked.id)
+            reading = await self._start(asked, call, end, writer, resume, scope)
+        except BaseException:
+            end()
             raise
         if asked.stream:
             await self._resumable.follow(reading, scope, receive, send)
@@ -88,6 +79,34 @@ class Background:
             request_log.handed_over = True
             reading.close()
             await send_json(send, queued, request_log)
+
+    async def _start(
+        self,
+        asked: ResponseRequest,
+        call: Call,
+        end: Callable[[], None],
+        writer: EventWriter,
+        resume: ResumeOptions | None,
+        scope: Scope,
+    ) -> LocalReading:
+        """Store the response as queued, and begin to make it. `end` is called when it is over."""
+        request_log, team, holds = request_log_of(scope), call.principal.team, hold_function(scope)
+        if not await self._responses.keep(team, writer.record(writer.snapshot.object("queued"))):
+            message = "The request does not fit into what a team may store. Send less, or send it without `background`."
+            raise StorageFull(message)
+
+        async def produce(recording: Recording) -> None:
+            try:
+                await self._produce(asked, call, request_log, writer, holds, recording)
+            finally:
+                end()
+
+        owner = Owner(team, "") if resume is None else resume.owner
+        try:
+            return await self._resumable.begin(stream_of(asked.id), owner, None, keep_held(scope, produce), request_log)
+        except TooManyStreams:
+            await self._responses.drop(team, asked.id)
+            raise
 
     async def cancel(self, id_: str, body: Body) -> dict[str, Any]:
         """Cancel a response and return it; one that had already ended stays as it is.

@@ -12,6 +12,7 @@ from accounts.database.database import Database
 from tests.support.admin_api import AdminApi, serving, wait_until_ready
 from tests.support.databases import BACKENDS, Backend, Databases
 from tests.support.redis_server import RedisServer
+from workers.redis.link import connect
 
 
 @pytest.fixture(scope="package")
@@ -44,7 +45,7 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture
 async def mirror(redis_server: RedisServer) -> AsyncIterator[redis.asyncio.Redis]:
     """The Redis that gateways read, emptied before each test."""
-    async with redis.asyncio.Redis(unix_socket_path=str(redis_server.socket)) as client:
+    async with connect(redis_server.url, timeout_s=5, retries=0) as client:
         await client.flushall()
         yield client
 

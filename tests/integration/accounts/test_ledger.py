@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -208,8 +209,10 @@ async def test_a_redis_that_has_lost_everything_is_sent_it_again(
         async with writing(LedgerWriter(client, database)):
             await until(lambda: len(numbers_in(database)) == 2, 10, "both are written")
             await operator.flushall()
-            assert (await gateway.exchange([first])).states == (BatchState.SENT,)
-            await committed(gateway, first)
+            (state,) = (await gateway.exchange([first])).states
+            assert state in (BatchState.SENT, BatchState.COMMITTED), "its note may have come after the loss"
+            if state is BatchState.SENT:
+                await committed(gateway, first)
     assert numbers_in(database) == [("p", 1), ("p", 2)]
     assert sums_of(database) == [(2, 3, 14)] * 3
 
@@ -311,7 +314,7 @@ async def test_old_notes_and_dead_readers_are_removed(
 ) -> None:
     monkeypatch.setattr(stream_module, "IDLE_READER_S", 0.0)
     now = time.time()
-    names = {"p:1:1": f"{now - 90_000:.0f}", "p:2:2": f"{now:.0f}", "p:3:3": "sent"}
+    names: dict[Any, Any] = {"p:1:1": f"{now - 90_000:.0f}", "p:2:2": f"{now:.0f}", "p:3:3": "sent"}
     await client.hset(keys.USAGE_BATCHES, mapping=names)
     dead = LedgerStream(client)
     await dead.take(1, 0.01)

@@ -26,7 +26,7 @@ from websockets.asyncio.client import connect
 from tests.support.stack import Process, Stack
 from tests.support.tls_proxy import Certificates, make_certificates
 from tests.support.waiting import until
-from workers.http_server.acceptor import HANDSHAKE_S
+from workers.http_server.tls_transport import HANDSHAKE_S
 from workers.protocol.exits import Exit
 
 BODY: dict[str, Any] = {"model": "quick", "stream": True, "messages": [{"role": "user", "content": "hi"}]}

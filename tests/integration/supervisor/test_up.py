@@ -28,7 +28,7 @@ from tests.integration.supervisor.conftest import Program, Programs, unreadable,
 from tests.support.full_disk import full_disk
 from tests.support.hub_server import Hub
 from tests.support.redis_server import RedisServer
-from tests.support.small_disk import filled, needs_disks, read_only, small_disk
+from tests.support.small_disk import fill, filled, needs_disks, read_only, small_disk
 from workers.protocol.exits import Exit
 
 SMALL = ("--slots", "2", "--ctx", "128", "--workers", "1")
@@ -204,6 +204,8 @@ def test_what_dies_is_back_on_a_true_disk_in_trouble(
                     wait_until(lambda: is_answered(port, key, "tale"), up.text)
                 if trouble is read_only:
                     assert f"{disk / 'cache'} takes no files now (Read-only file system)" in up.text()
+                else:
+                    fill(disk)  # what the dead worker kept is gone, and may have found no room again
                 with pytest.raises(Unavailable, match="is full" if trouble is filled else "worker's log says why"):
                     client.slots.save(0, "kept")
             redis = redis_of(up)

@@ -7,16 +7,20 @@ import json
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import redis
+from msgspec.json import encode
 from openai import AsyncOpenAI
 
 from accounts.database.database import Database, open_database
-from accounts.protocol.records import digest
+from accounts.database.schema import prices
+from accounts.database.upgrade import upgrade
+from accounts.protocol.records import Price, digest
 from tests.support.caller import Caller, calling
 from tests.support.ledger_rows import rows_when
 from tests.support.socket_caller import connected
@@ -26,6 +30,13 @@ from workers.protocol import keys
 
 USER_KEY = "pk-of-ann-0123456789"
 USER = {"name": "ann-laptop", "team": "blue", "user": "ann@example.com", "sha256": digest(USER_KEY)}
+APP_KEY = "pk-of-an-app-0123456789"
+APP = {"name": "app", "sha256": digest(APP_KEY), "names_end_users": True}
+PRICES = (
+    Price(model="quick", per_million_prompt=2.0, per_million_cached=0.5, per_million_completion=10.0),
+    Price(model="slow", per_million_completion=10.0),
+)
+"""In units: 10 for a million generated tokens are 10,000 billionths each."""
 TOKENS = 8
 QUIET_S = 1.0
 """Enough for a record to come that should not."""
@@ -34,7 +45,8 @@ QUIET_S = 1.0
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     with Stack() as running:
-        running.accounts(wait=False)
+        set_prices(running.folder / "state")
+        running.accounts()
         pools = {
             "quick": ("--step-ms", "2", "--tokens", str(TOKENS)),
             "slow": ("--step-ms", "20", "--tokens", "500"),
@@ -43,9 +55,21 @@ def stack() -> Iterator[Stack]:
         }
         for alias, flags in pools.items():
             running.fake_worker(alias, *flags, worker_id=f"{alias}-a", slots=2 if alias == "slow" else 8, wait=False)
-        gateway = running.gateway(accounts_url=running.accounts_url, api_keys=json.dumps([USER]), queue_timeout_s=0.5)
+        gateway = running.gateway(
+            accounts_url=running.accounts_url, api_keys=json.dumps([USER, APP]), queue_timeout_s=0.5
+        )
         running.wait_until_listed(gateway, *pools)
         yield running
+
+
+def set_prices(state_dir: Path) -> None:
+    """Make the database of an accounts service with PRICES, before it starts."""
+    state_dir.mkdir(mode=0o700)
+    with closing(open_database("", state_dir)) as database:
+        upgrade(database)
+        with database.transaction() as connection:
+            rows = [{"model": one.model, "valid_from": 0.0, "record": encode(one).decode()} for one in PRICES]
+            connection.execute(prices.insert(), rows)
 
 
 @pytest.fixture
@@ -99,6 +123,17 @@ async def test_a_record_says_who_what_and_how_much(stack: Stack, gateway: Proces
     assert row.queue_ms < 1000
 
 
+async def test_a_record_has_its_cost_and_the_end_user(gateway: Process, database: Database) -> None:
+    async with calling(gateway.url, APP_KEY, "quick") as caller:
+        url, headers = f"{gateway.url}/v1/chat/completions", {"x-request-id": "end-user"}
+        async with caller.session.post(url, json=caller.body(user="bob"), headers=headers) as response:
+            assert response.status == 200
+    row = await row_of(database, "end-user")
+    assert (row.key, row.end_user) == ("app", "bob")
+    computed = row.prompt_tokens - row.cached_tokens
+    assert row.cost_nano == 2000 * computed + 500 * row.cached_tokens + 10_000 * row.completion_tokens > 80_000
+
+
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("streams", [False, True])
 async def test_the_ledger_says_what_the_answer_says(
@@ -106,7 +141,9 @@ async def test_the_ledger_says_what_the_answer_says(
 ) -> None:
     """A prompt counts once, however many answers it has."""
     headers = {"x-request-id": f"same-{n}-{streams}"}
-    body = caller.body(n=n, stream=streams, **({"stream_options": {"include_usage": True}} if streams else {}))
+    body = caller.body(n=n, stream=streams, stream_options={"include_usage": True})
+    if not streams:
+        del body["stream_options"]
     async with caller.session.post(f"{caller.url}/v1/chat/completions", json=body, headers=headers) as response:
         if streams:
             lines = [line[6:] async for line in response.content if line.startswith(b"data: {")]
@@ -256,6 +293,7 @@ async def test_a_killed_gateway_leaves_its_calls_to_the_next(stack: Stack, datab
     num_received = len(stream.text.split())
     assert (row.outcome, row.completion_tokens, row.status) == ("cut", num_received, 0)
     assert row.prompt_tokens > 0
+    assert row.cost_nano == 10_000 * num_received
     assert abs(row.ended_at - time.time()) < 15
     assert 0 < row.compute_ms < 5000
     row = await row_of(database, "cut-whole")

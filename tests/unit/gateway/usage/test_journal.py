@@ -189,6 +189,18 @@ def test_a_full_journal_drops_records_and_numbers_go_on(tmp_path: Path, caplog: 
     assert names(own.journal, last) == [(last + 1, "after")]
 
 
+def test_journals_that_were_taken_over_take_of_the_room(tmp_path: Path) -> None:
+    own = Own(tmp_path, max_bytes=10_000)
+    own.journal.set_beside(9_900)
+    for _ in range(10):
+        own.call("a")
+    assert 0 < own.counts["kept"] < 5
+    own.journal.set_beside(0)
+    own.call("a")
+    assert names(own.journal)[-1] == (own.journal.last, "a")
+    assert own.counts["dropped"] == 10 - own.counts["kept"] + 1
+
+
 def test_an_unused_journal_leaves_nothing(tmp_path: Path) -> None:
     own = Own(tmp_path)
     own.call("a")

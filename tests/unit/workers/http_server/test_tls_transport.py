@@ -17,13 +17,13 @@ from tests.support.tls_peer import IS_THERE, TlsPeer
 from tests.support.tls_proxy import Certificates, make_certificates
 from tests.support.waiting import until
 from workers.http_server import records
-from workers.http_server.records import FEW_RECEIVED_BYTES, RECEIVED_BYTES, TlsShare
+from workers.http_server.records import FEW_BYTES, FIRST_BYTES, TlsShare
 from workers.http_server.tls import TlsFiles
 from workers.http_server.tls_transport import TlsTransport
 
 pytestmark = pytest.mark.skipif(not IS_THERE, reason="this machine has no OpenSSL library of a known name")
 
-MANY_BYTES = 3 << 20
+MANY_BYTES, NUM_TINY = 3 << 20, 8_000
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -183,7 +183,7 @@ async def paused(certificates: Certificates, count: int) -> AsyncIterator[Servin
                 peer = held.enter_context(TlsPeer())
                 connection = held.enter_context(socket.create_connection(("127.0.0.1", there.port)))
                 await asyncio.to_thread(peer.shake_hands_by, connection)
-                peer.say(*[b"x" * 100] * (MANY_BYTES // count // 100))
+                peer.say(*[b"x"] * NUM_TINY)
                 connection.setblocking(False)
                 with suppress(BlockingIOError):
                     connection.send(peer.encrypted())
@@ -198,7 +198,7 @@ def test_a_connection_that_pauses_holds_little(certificates: Certificates, run: 
     async def hold() -> None:
         async with paused(certificates, 1) as there:
             first = there.made[0]
-            assert 0 < there.share.num_waiting_bytes <= RECEIVED_BYTES
+            assert 0 < there.share.num_waiting_bytes <= FIRST_BYTES
             num_received = len(first.received)
             first.transport.resume_reading()
             await until(lambda: len(first.received) > num_received, 5.0, "it goes on")
@@ -212,12 +212,12 @@ def test_a_connection_that_pauses_holds_little(certificates: Certificates, run: 
 def test_many_connections_that_pause_hold_little_together(
     certificates: Certificates, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most, count = 2 * RECEIVED_BYTES, 24
+    most, count = 2 * FIRST_BYTES, 24
     monkeypatch.setattr(records, "MAX_WAITING_BYTES", most)
 
     async def hold() -> None:
         async with paused(certificates, count) as there:
-            assert most // 2 < there.share.num_waiting_bytes <= most + RECEIVED_BYTES + count * FEW_RECEIVED_BYTES
+            assert most // 2 < there.share.num_waiting_bytes <= most + FIRST_BYTES + count * FEW_BYTES
 
     run(hold())
 

@@ -1,0 +1,160 @@
+"""What each role may do, and every step to more rights that is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from accounts.protocol.caller import Caller
+from tests.support.admin_api import AdminApi, caller_of
+
+USER = "ann@example.com"
+
+
+@pytest.fixture
+async def teams(api: AdminApi) -> AdminApi:
+    """Two teams: red, with limits and a manager's key, and blue, with a key."""
+    limits = {"requests_per_minute": 100, "budgets": [{"amount": 10}]}
+    await api.post("/admin/teams", {"name": "red", "aliases": ["small", "large"], "limits": limits})
+    await api.post("/admin/teams", {"name": "blue"})
+    await api.post("/admin/users", {"name": USER, "teams": {"red": "user", "blue": "user"}})
+    for key in (
+        {"name": "red-manager", "team": "red", "role": "manager"},
+        {"name": "red-service", "team": "red"},
+        {"name": "red-admin", "team": "red", "role": "admin"},
+        {"name": "red-heavy", "team": "red", "weight": 9},
+        {"name": "red-ann", "team": "red", "user": USER},
+        {"name": "blue-service", "team": "blue"},
+        {"name": "blue-ann", "team": "blue", "user": USER},
+    ):
+        await api.post("/admin/keys", key)
+    return api
+
+
+MANAGER = caller_of("red-manager", "red", "manager")
+SERVICE = caller_of("red-service", "red", "user")
+ANN = caller_of("red-ann", "red", "user", USER)
+
+
+async def names(api: AdminApi, path: str, caller: Caller) -> set[str]:
+    return {one["name"] for one in (await api.get(path, caller))["data"]}
+
+
+async def test_a_manager_manages_the_keys_of_its_team(teams: AdminApi) -> None:
+    made = await teams.post("/admin/keys", {"name": "new", "limits": {"requests_per_minute": 50}}, MANAGER)
+    assert (made["team"], made["role"]) == ("red", "user")
+    await teams.patch("/admin/keys/new", {"limits": {"requests_per_minute": 100}, "aliases": ["small"]}, MANAGER)
+    await teams.post("/admin/keys/new/rotate", None, MANAGER)
+    await teams.post("/admin/keys/new/block", None, MANAGER)
+    await teams.post("/admin/keys/new/unblock", None, MANAGER)
+    await teams.delete("/admin/keys/new", MANAGER)
+    await teams.post("/admin/keys/red-ann/block", None, MANAGER)
+    assert {entry["team"] for entry in (await teams.get("/admin/audit", MANAGER))["data"]} == {"red"}
+
+
+async def test_each_sees_what_is_its_own(teams: AdminApi) -> None:
+    everything = await names(teams, "/admin/keys", teams.caller)
+    assert {"red-manager", "blue-service"} <= everything
+    assert {name[:4] for name in await names(teams, "/admin/keys", MANAGER)} == {"red-"}
+    assert await names(teams, "/admin/keys", SERVICE) == {"red-service"}
+    assert await names(teams, "/admin/keys", ANN) == {"red-ann"}
+    assert await names(teams, "/admin/teams", MANAGER) == {"red"}
+    assert await names(teams, "/admin/users", MANAGER) == {USER}
+    shown = (await teams.get("/admin/users", MANAGER))["data"][0]
+    assert shown["teams"] == {"red": "user"}, "a manager sees another team's membership"
+
+
+REFUSED: list[tuple[str, Caller, str, str, Any, int]] = [
+    ("makes an admin's key", MANAGER, "POST", "/admin/keys", {"role": "admin"}, 403),
+    ("makes a key for metrics", MANAGER, "POST", "/admin/keys", {"role": "metrics"}, 403),
+    ("makes a key of another team", MANAGER, "POST", "/admin/keys", {"team": "blue"}, 403),
+    ("makes a key with more weight", MANAGER, "POST", "/admin/keys", {"weight": 2}, 403),
+    ("makes a more urgent key", MANAGER, "POST", "/admin/keys", {"min_priority": -5}, 403),
+    ("makes a key that names end users", MANAGER, "POST", "/admin/keys", {"names_end_users": True}, 403),
+    ("widens the models beyond the team's", MANAGER, "POST", "/admin/keys", {"aliases": ["huge"]}, 403),
+    ("goes beyond the team's limit", MANAGER, "POST", "/admin/keys", {"limits": {"requests_per_minute": 101}}, 403),
+    ("goes beyond its budget", MANAGER, "POST", "/admin/keys", {"limits": {"budgets": [{"amount": 11}]}}, 403),
+    ("makes its own key an admin's", MANAGER, "PATCH", "/admin/keys/red-manager", {"role": "admin"}, 403),
+    ("moves a key to another team", MANAGER, "PATCH", "/admin/keys/red-service", {"team": "blue"}, 403),
+    ("widens a key", MANAGER, "PATCH", "/admin/keys/red-service", {"aliases": ["small", "huge"]}, 403),
+    ("opens an admin's key", MANAGER, "POST", "/admin/keys/red-admin/rotate", None, 403),
+    ("blocks an admin's key", MANAGER, "POST", "/admin/keys/red-admin/block", None, 403),
+    ("deletes an admin's key", MANAGER, "DELETE", "/admin/keys/red-admin", None, 403),
+    ("opens a key with more rights", MANAGER, "POST", "/admin/keys/red-heavy/rotate", None, 403),
+    ("opens a person's key", MANAGER, "POST", "/admin/keys/red-ann/rotate", None, 403),
+    ("reads another team's key", MANAGER, "GET", "/admin/keys/blue-service", None, 404),
+    ("changes another team's key", MANAGER, "PATCH", "/admin/keys/blue-service", {"weight": 1}, 404),
+    ("deletes another team's key", MANAGER, "DELETE", "/admin/keys/blue-service", None, 404),
+    ("opens another team's key", MANAGER, "POST", "/admin/keys/blue-service/rotate", None, 404),
+    ("reads another team", MANAGER, "GET", "/admin/teams/blue", None, 404),
+    ("widens its own team", MANAGER, "PATCH", "/admin/teams/red", {"limits": None}, 403),
+    ("makes a team", MANAGER, "POST", "/admin/teams", {"name": "green"}, 403),
+    ("adds itself to a team", MANAGER, "PATCH", f"/admin/users/{USER}", {"teams": {"blue": "manager"}}, 403),
+    ("makes a user", MANAGER, "POST", "/admin/users", {"name": "eve", "admin": True}, 403),
+    ("reads organisations", MANAGER, "GET", "/admin/organisations", None, 403),
+    ("lists aliases", MANAGER, "GET", "/admin/aliases", None, 403),
+    ("applies a file", MANAGER, "POST", "/admin/apply", {"keys": []}, 403),
+    ("checks the audit", MANAGER, "GET", "/admin/audit/verify", None, 403),
+    ("makes a key", SERVICE, "POST", "/admin/keys", {}, 403),
+    ("changes its own key", SERVICE, "PATCH", "/admin/keys/red-service", {"weight": 2}, 403),
+    ("rotates its own key", SERVICE, "POST", "/admin/keys/red-service/rotate", None, 403),
+    ("reads a key of its team", SERVICE, "GET", "/admin/keys/red-manager", None, 404),
+    ("reads its person's key in another team", ANN, "GET", "/admin/keys/blue-ann", None, 404),
+    ("reads the audit", SERVICE, "GET", "/admin/audit", None, 403),
+    ("reads who else there is", caller_of("m", "red", "metrics"), "GET", "/admin/keys", None, 403),
+    ("has no key", Caller(), "GET", "/admin/keys", None, 401),
+]
+
+
+@pytest.mark.parametrize(
+    ("who", "method", "path", "body", "status"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
+)
+async def test_a_step_to_more_rights_is_refused(
+    teams: AdminApi, who: Caller, method: str, path: str, body: object, status: int
+) -> None:
+    error = await teams.refused(status, method, path, body, who)
+    assert error["message"]
+
+
+async def test_a_key_with_bounds_makes_none_without(teams: AdminApi) -> None:
+    own = {"aliases": ["small"], "networks": ["10.0.0.0/8"], "max_tokens": 100, "duration_s": 1000}
+    await teams.post("/admin/keys", {"name": "bound", "team": "red", "role": "manager", **own})
+    bound = caller_of("bound", "red", "manager")
+    within = {"aliases": ["small"], "networks": ["10.1.0.0/16"], "max_tokens": 50, "duration_s": 500}
+    await teams.post("/admin/keys", within, bound)
+    wider: tuple[dict[str, object], ...] = (
+        {"aliases": None},
+        {"aliases": ["small", "large"]},
+        {"networks": []},
+        {"networks": ["10.1.0.0/16", "192.168.0.0/16"]},
+        {"networks": ["::/0"]},
+        {"max_tokens": None},
+        {"max_tokens": 101},
+        {"duration_s": 2000},
+    )
+    for more in wider:
+        await teams.refused(403, "POST", "/admin/keys", {**within, **more}, bound)
+    forever = {name: value for name, value in within.items() if name != "duration_s"}
+    await teams.refused(403, "POST", "/admin/keys", forever, bound)
+
+
+async def test_a_managers_key_that_is_not_in_the_database_makes_none(teams: AdminApi) -> None:
+    stranger = caller_of("of-the-settings", "red", "manager")
+    assert "api_keys" in (await teams.refused(403, "POST", "/admin/keys", {}, stranger))["message"]
+
+
+async def test_a_manager_does_not_learn_of_keys_of_others_by_making_one_of_their_name(teams: AdminApi) -> None:
+    """Names are one's own across all teams, so that this is told; no more than the name is."""
+    error = await teams.refused(409, "POST", "/admin/keys", {"name": "blue-service"}, MANAGER)
+    assert "blue'" not in error["message"]
+
+
+async def test_no_one_blocks_the_key_of_the_request(teams: AdminApi) -> None:
+    await teams.refused(409, "POST", "/admin/keys/red-manager/block", None, MANAGER)
+
+
+@pytest.mark.parametrize("header", ["", "forged", "0" * 64 + ".e30=", "00.!!"])
+async def test_a_caller_that_no_gateway_sealed_is_refused(api: AdminApi, header: str) -> None:
+    answer = await api.client.get("/admin/keys", headers={"x-paddock-caller": header})
+    assert answer.status_code == 401

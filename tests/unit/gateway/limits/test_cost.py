@@ -1,0 +1,83 @@
+"""What calls cost, by price lists with dates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from accounts.protocol.records import Price, PriceListRecord
+from accounts.protocol.usage import UsageRecord
+from gateway.limits.cost import NANO, Prices
+from workers.protocol.events import Usage
+
+USAGE = Usage(1000, 200, 400)
+
+
+@dataclass
+class Source:
+    prices: PriceListRecord = field(default_factory=PriceListRecord)
+
+
+def prices(*rows: Price) -> Prices:
+    return Prices(Source(PriceListRecord(prices=rows)))
+
+
+def test_tokens_and_seconds_are_added_up() -> None:
+    price = Price(
+        model="m", per_million_prompt=3.0, per_million_cached=0.5, per_million_completion=10.0, per_gpu_second=0.001
+    )
+    expected = (600 * 3.0 + 400 * 0.5 + 200 * 10.0) / 1e6 + 2.5 * 0.001
+    assert prices(price).cost_nano(USAGE, 2500, ("m",), 0) == round(expected * NANO)
+
+
+def test_without_a_price_nothing_costs_anything() -> None:
+    assert prices().cost_nano(USAGE, 1000, ("m",), 0) == 0
+    assert prices(Price(model="other", per_gpu_second=1)).cost_nano(USAGE, 1000, ("m",), 0) == 0
+
+
+def test_an_adapter_has_a_price_of_its_own_or_its_models_or_that_of_all() -> None:
+    book = prices(
+        Price(model="*", per_gpu_second=1), Price(model="m", per_gpu_second=2), Price(model="a", per_gpu_second=3)
+    )
+    costs = [book.cost_nano(USAGE, 1000, names, 0) // NANO for names in (("a", "m"), ("b", "m"), ("", "m"), ("", "x"))]
+    assert costs == [3, 2, 2, 1]
+
+
+def test_the_latest_price_that_is_valid_counts() -> None:
+    book = prices(
+        Price(model="m", per_gpu_second=1),
+        Price(model="m", valid_from=200.0, per_gpu_second=3),
+        Price(model="m", valid_from=100.0, per_gpu_second=2),
+    )
+    assert [book.cost_nano(USAGE, 1000, ("m",), at) // NANO for at in (50.0, 100.0, 150.0, 200.0, 1e9)] == [
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
+
+
+def test_a_new_list_takes_effect() -> None:
+    source = Source()
+    book = Prices(source)
+    assert book.cost_nano(USAGE, 1000, ("m",), 0) == 0
+    source.prices = PriceListRecord(prices=(Price(model="m", per_gpu_second=1),), currency="EUR")
+    assert (book.cost_nano(USAGE, 1000, ("m",), 0), book.currency) == (NANO, "EUR")
+
+
+def test_a_usage_record_costs_what_its_call_was_counted_for() -> None:
+    book = prices(Price(model="m", per_million_prompt=3.0, per_million_completion=10.0, per_gpu_second=0.001))
+    record = UsageRecord(
+        number=1,
+        request_id="r",
+        started_at=1.0,
+        ended_at=2.0,
+        route="/",
+        outcome="ok",
+        model="m",
+        prompt_tokens=1000,
+        cached_tokens=400,
+        completion_tokens=200,
+        compute_ms=900,
+    )
+    assert book.cost_of(record) == book.cost_nano(USAGE, 900, ("", "m"), 2.0)
