@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from urllib.parse import urlsplit
 
 import requests
@@ -40,3 +41,7 @@ class Browser:
     def cookie(self, name: str) -> str | None:
         """Return the value of a cookie; None: it has none."""
         return next((cookie.value for cookie in self.session.cookies if cookie.name == name), None)
+
+
+if __name__ == "__main__":  # as the variable BROWSER names it: `python -m tests.support.browser %s`
+    Browser().open(sys.argv[1])

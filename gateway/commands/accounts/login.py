@@ -11,6 +11,7 @@ import getpass
 import hashlib
 import secrets
 import sys
+import threading
 import time
 import webbrowser
 from collections.abc import Mapping
@@ -142,7 +143,8 @@ def _by_browser(call: Call, api: AdminApi) -> Login:
         _require_sign_on(api, query)
         url = f"{api.url}/auth/login?{urlencode(query)}"
         _say(f"Sign in with your browser. If it does not open by itself, open this address on this machine:\n{url}")
-        webbrowser.open(url)
+        # A browser in a terminal stays in front until its user leaves: the answer to it is given meanwhile.
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         found = returned.wait(SIGN_IN_S)
     if "code" not in found:
         why = found.get("error_description") or found.get("error") or "the browser did not come back in time"
