@@ -27,6 +27,8 @@ class Move(NamedTuple):
     after: str
 
 
+REBUILD = b" rebuild "
+"""Part of a position while a service compares all records in Redis with its database, and puts them right."""
 NO_MOVE = Move("", "")
 STALE = -1
 """Answer of a command whose move is not from the position that Redis has: nothing was changed."""

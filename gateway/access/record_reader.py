@@ -67,6 +67,8 @@ class RecordReader:
         """The version up to which all changes are known, as Redis writes it."""
         self._begun = b""
         """The member of the changes that tells since when there are versions."""
+        self._was_complete = False
+        """Whether an accounts service has published all that its database has, as the position in Redis told once."""
         self._is_stale = True
         """Whether there may be changes that have no version above the known one."""
         self._read_at = -math.inf
@@ -81,8 +83,7 @@ class RecordReader:
             is_stale |= await self._follow()
         since_s = monotonic() - self._read_at
         if since_s >= REREAD_S or (is_stale and since_s >= LEAST_REREAD_S):
-            await self._read_all()
-            is_stale = False
+            is_stale = not await self._read_all()
         self._is_stale = is_stale
 
     async def _follow(self) -> bool:
@@ -116,18 +117,20 @@ class RecordReader:
         of_key = member.startswith(changes.KEY.encode())
         return (self._of_keys, member[len(changes.KEY) :]) if of_key else (self._of_subjects, member)
 
-    async def _read_all(self) -> None:
+    async def _read_all(self) -> bool:
+        """Read all records. Return whether Redis has all of them: not while an accounts service writes them anew."""
         await self._ask(*changes.command(()))  # from now on there are versions
         *last, begun = await self._ask("ZRANGE", keys.ACCESS_CHANGES, -2, -1)
         if begun != self._begun:
             version = await self._ask("ZSCORE", keys.ACCESS_CHANGES, *last) if last else 0
             self._begun, self._version = begun, b"%.0f" % float(version)
         # Subjects first: with its first call a new key has its team's limits.
-        await self._read_hash(keys.ACCESS_SUBJECTS, self._of_subjects)
-        await self._read_hash(keys.ACCESS_KEYS, self._of_keys)
+        is_complete = await self._read_hash(keys.ACCESS_SUBJECTS, self._of_subjects)
+        is_complete &= await self._read_hash(keys.ACCESS_KEYS, self._of_keys)
         self._read_at = monotonic()
+        return is_complete
 
-    async def _read_hash(self, place: str, copy: Copy) -> None:
+    async def _read_hash(self, place: str, copy: Copy) -> bool:
         cursor, seen = b"", _Seen()
         while cursor != b"0":
             call = ("EVAL", self._members, 1, place, "hash", LONGEST_BYTES, PIECE_TEXTS, PIECE_BYTES, cursor or b"0")
@@ -142,11 +145,14 @@ class RecordReader:
                 copy.put(name, value)
                 seen.add(name)
             await self._rest(thread_time() - began_at)
-        await self._look_for_unseen(place, copy, seen)
+        return await self._look_for_unseen(place, copy, seen)
 
-    async def _look_for_unseen(self, place: str, copy: Copy, seen: Container[bytes]) -> None:
+    async def _look_for_unseen(self, place: str, copy: Copy, seen: Container[bytes]) -> bool:
         """Look for each field that was not among the pieces: it was put meanwhile, is gone, or was missed, as a cursor
-        of one server means something else at the next."""
+        of one server means something else at the next.
+
+        What Redis has lost, and an accounts service writes anew, is kept: keys stay valid meanwhile. Return whether
+        Redis has everything."""
         unseen = list[bytes]()
         for names in copy.names():
             unseen += (name for name in names if name not in seen)
@@ -154,13 +160,22 @@ class RecordReader:
         for first in range(0, len(unseen), MAX_CHANGES):
             some = unseen[first : first + MAX_CHANGES]
             values = await self._ask("HMGET", place, *some)
+            is_complete = await self._is_complete()
             began_at = thread_time()
             for name, value in zip(some, values, strict=True):
-                if value is None:
-                    copy.remove(name)
-                else:
+                if value is not None:
                     copy.put(name, value)
+                elif is_complete:
+                    copy.remove(name)
             await self._rest(thread_time() - began_at)
+        return await self._is_complete()
+
+    async def _is_complete(self) -> bool:
+        """Return whether Redis has all records that there are; always true where no accounts service publishes any."""
+        position = await self._ask("GET", keys.ACCESS_POSITION)
+        is_told = position is not None and changes.REBUILD not in position
+        self._was_complete |= is_told
+        return is_told or not self._was_complete
 
     async def _rest(self, took_s: float) -> None:
         """Leave the event loop to others for as long as a piece took, and take the changes if it is time for them."""

@@ -53,7 +53,7 @@ def server() -> Iterator[RedisServer]:
 @pytest.fixture
 async def client(server: RedisServer) -> AsyncIterator[redis.asyncio.Redis]:
     async with connect(server.url_of("gateway")) as connected:
-        await connected.delete(keys.ACCESS_KEYS, keys.ACCESS_SUBJECTS, keys.ACCESS_CHANGES)
+        await connected.delete(keys.ACCESS_KEYS, keys.ACCESS_SUBJECTS, keys.ACCESS_CHANGES, keys.ACCESS_POSITION)
         yield connected
 
 
@@ -111,6 +111,35 @@ async def test_a_round_without_changes_is_one_command(
     assert await sent_for(admin, gateway) == 1
     assert gateway.admits("pk-ci")
     assert await sent_for(admin, gateway) == 1
+
+
+async def test_keys_stay_valid_while_an_accounts_service_writes_them_anew(
+    client: redis.asyncio.Redis,
+    admin: redis.asyncio.Redis,
+    gateway: Gateway,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(record_reader, "LEAST_REREAD_S", 0.0)
+    blue = AccessRecord(name="blue", sha256=digest("pk-blue"), team="blue")
+    await write(client, put(CI, SECRET), put(blue, SECRET))
+    await client.set(keys.ACCESS_POSITION, "db 7")
+    await gateway.store.refresh()
+    monkeypatch.setattr(record_reader, "REREAD_S", 0.0)
+    await gateway.store.refresh()
+    await admin.flushall()
+    for position in ("", "db rebuild 0123 1"):
+        if position:
+            await client.set(keys.ACCESS_POSITION, position)
+        for _ in range(2):
+            await gateway.store.refresh()
+        assert gateway.admits("pk-ci"), position
+        assert gateway.admits("pk-blue"), position
+    await write(client, put(CI, SECRET))
+    await client.set(keys.ACCESS_POSITION, "db 9")
+    for _ in range(2):
+        await gateway.store.refresh()
+    assert gateway.admits("pk-ci")
+    assert not gateway.admits("pk-blue"), "deleted while Redis was empty"
 
 
 async def test_each_change_is_known_after_one_round(client: redis.asyncio.Redis, gateway: Gateway) -> None:
