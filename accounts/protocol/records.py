@@ -67,11 +67,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_prompt_tokens: Count | None = None
     max_tokens: Count | None = None
     """Maximum tokens of one answer, and the default if the request names no limit."""
-    stored_bytes: Count | None = None
-    stored_objects: Count | None = None
-    """Bytes and number of stored responses and resumable streams in Redis."""
-    disk_bytes: Count | None = None
-    """Bytes of saved slots."""
     budgets: Annotated[tuple[Budget, ...], Meta(max_length=MAX_BUDGETS)] = ()
 
 

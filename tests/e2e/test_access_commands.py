@@ -361,3 +361,21 @@ def test_with_a_port_for_admins_commands_go_there(
     assert f"port {port}" in paddock.refused("teams list", Exit.REFUSED)
     monkeypatch.setenv("PADDOCK_ADMIN_PORT", str(port))
     assert paddock.ok("teams list").rows[0][0] == "NAME"
+
+
+def test_a_limit_and_a_budget_are_hit_and_shown(stack: Stack, paddock: Program) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    paddock.ok("teams create bounded")
+    key = paddock.ok("keys create --team bounded --name eager --rpm 2").card["key"]
+    wait_until(lambda: status(stack, "/v1/models", key) == 200)
+    assert [status(stack, "/v1/chat/completions", key, body) for _ in range(3)] == [200, 200, 429]
+    paddock.ok("keys update eager --rpm none")
+    paddock.ok(f"prices set {MODEL} --prompt 0.5 --completion 1.5")
+    paddock.ok("budgets set team bounded 0.00001")
+    wait_until(lambda: status(stack, "/v1/chat/completions", key, body) == 429)
+    wait_until(lambda: "calls are refused" in paddock.ok("budgets list team bounded").out)
+    row = paddock.ok("budgets list team bounded").rows[1]
+    assert (row[0], row[1], row[3], row[5]) == ("team", "bounded", "month", "0.00")
+    paddock.ok("budgets set team bounded 100")
+    wait_until(lambda: status(stack, "/v1/chat/completions", key, body) == 200)
+    paddock.ok(f"prices delete {MODEL}")

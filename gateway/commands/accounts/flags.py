@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway.commands.accounts import layout
-
 ALL = "all"
 LIMITS = "limits"
 ROLES = ("user", "manager", "admin", "metrics")
@@ -24,9 +22,8 @@ NONE = "none"
 """Stands for a value that is to be removed."""
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)", re.IGNORECASE)
 
 Read = Callable[[str], Any]
 """Reads the text of a flag; raises ArgumentTypeError, which says how such a value is written."""
@@ -42,19 +39,10 @@ def read_duration(text: str) -> float:
 
 def read_count(text: str) -> int:
     """Return a number that may end with k, M or G."""
-    return _read_number(text, THOUSANDS, "number; write it as 600, 100k or 2M")
-
-
-def read_size(text: str) -> int:
-    """Return the bytes of a size that may end with K, M, G or T."""
-    return _read_number(text, BYTES, "size; write it as 500M or 2G")
-
-
-def _read_number(text: str, units: dict[str, int], what: str) -> int:
     found = _NUMBER.fullmatch(text)
-    if found is None or found[2].lower() not in units:
-        raise ArgumentTypeError(f"{text!r} is no {what}")
-    return round(float(found[1]) * units[found[2].lower()])
+    if found is None:
+        raise ArgumentTypeError(f"{text!r} is no number; write it as 600, 100k or 2M")
+    return round(float(found[1]) * THOUSANDS[found[2].lower()])
 
 
 def read_amount(text: str) -> float:
@@ -142,16 +130,9 @@ class Limit:
     field: str
     words: str
     title: str
-    is_size: bool = False
 
     def as_flag(self) -> Flag:
-        field = f"{LIMITS}.{self.field}"
-        if self.is_size:
-            return Flag(self.flag, field, f"bytes {self.words}", "SIZE", removable(read_size))
-        return Flag(self.flag, field, self.words, "N", removable(read_count))
-
-    def write(self, value: int | None) -> str:
-        return layout.write_size(value) if self.is_size else layout.write_number(value)
+        return Flag(self.flag, f"{LIMITS}.{self.field}", self.words, "N", removable(read_count))
 
 
 ALL_LIMITS = (
@@ -162,9 +143,6 @@ ALL_LIMITS = (
     Limit("--tokens-per-month", "tokens_per_month", "tokens per month", "TOKENS/MONTH"),
     Limit("--max-prompt-tokens", "max_prompt_tokens", "tokens of a prompt", "PROMPT"),
     Limit("--max-tokens", "max_tokens", "tokens of an answer", "ANSWER"),
-    Limit("--stored-bytes", "stored_bytes", "of stored responses and streams", "STORED", is_size=True),
-    Limit("--stored-objects", "stored_objects", "stored responses and streams", "OBJECTS"),
-    Limit("--disk-bytes", "disk_bytes", "of saved slots", "DISK", is_size=True),
 )
 LIMIT_FLAGS = tuple(limit.as_flag() for limit in ALL_LIMITS)
 

@@ -82,7 +82,7 @@ def brief_limits(record: Document) -> str:
 def _limits_of(limits: Document) -> list[tuple[str, str, str]]:
     """Return the words, title and value of each limit that is set."""
     found = ((limit, limits.get(limit.field)) for limit in ALL_LIMITS)
-    return [(limit.words, limit.title, limit.write(value)) for limit, value in found if value is not None]
+    return [(limit.words, limit.title, layout.write_number(value)) for limit, value in found if value is not None]
 
 
 def _state(record: Document) -> str:

@@ -89,7 +89,7 @@ def _limits(record: Document) -> dict[str, Any]:
 
 
 def _column(limit: flags.Limit) -> Column[Document]:
-    return Column(limit.title, lambda record: limit.write(record["limits"].get(limit.field)), is_number=True)
+    return Column(limit.title, lambda record: layout.write_number(record["limits"].get(limit.field)), is_number=True)
 
 
 def _show(call: Call) -> Result:
