@@ -203,6 +203,10 @@ class Pipeline:
         self._end = end
 
     @asynccontextmanager
+    async def permitted(self, call: Call, *about: object) -> AsyncIterator[Call]:
+        yield call
+
+    @asynccontextmanager
     async def answer(self, *about: object) -> AsyncIterator[Answer]:
         yield Answer(self._end)
 

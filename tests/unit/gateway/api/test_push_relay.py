@@ -139,8 +139,12 @@ class Trial:
             self._asked: Any = dialect.read(json.dumps(body).encode(), {})
         else:
             self._asked = read_draft(b'{"model": "m", "input": "hi", "stream": true}').resolved({}).complete()
-        pipeline: Any = SimpleNamespace(answer=self._answer)
+        pipeline: Any = SimpleNamespace(answer=self._answer, permitted=self._permitted)
         self._responder = Responder(dialect, pipeline, Pings(1e6), cast(Any, None))
+
+    @asynccontextmanager
+    async def _permitted(self, call: Call, *_: object) -> AsyncIterator[Call]:
+        yield call
 
     @asynccontextmanager
     async def _answer(self, *_: object) -> AsyncIterator[Answer]:

@@ -48,7 +48,11 @@ def responder(*steps: list[CallEvent], begins: bool = True) -> Any:
             raise ZeroDivisionError
         yield Answer(*steps)
 
-    pipeline: Any = SimpleNamespace(answer=answer)
+    @asynccontextmanager
+    async def permitted(call: Call, *_: object) -> AsyncIterator[Call]:
+        yield call
+
+    pipeline: Any = SimpleNamespace(answer=answer, permitted=permitted)
     nothing: Any = None
     return Responder(ChatDialect(), pipeline, Pings(1.0), nothing)
 
