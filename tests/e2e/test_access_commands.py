@@ -142,14 +142,14 @@ def test_teams_users_organisations_and_aliases(paddock: Program) -> None:
 
 def test_limits_and_budgets(paddock: Program) -> None:
     paddock.ok("teams create limited")
-    flags = "--rpm 600 --tpm 100000 --parallel 8 --tokens-per-day 5M --disk-bytes 20G"
+    flags = "--rpm 600 --tpm 100000 --parallel 8 --tokens-per-day 5M"
     shown = paddock.ok(f"limits set team limited {flags}").card["limits"].split(" / ")
     assert shown[0] == "600 requests per minute"
-    assert shown[2:] == ["8 calls at once", "5,000,000 tokens per day", "20G of saved slots"]
+    assert shown[2:] == ["8 calls at once", "5,000,000 tokens per day"]
     assert paddock.ok("limits set team limited --rpm none").card["limits"].startswith("100,000 tokens")
     table = paddock.ok("limits list team").rows
-    assert table[0] == ["NAME", "TPM", "PARALLEL", "TOKENS/DAY", "DISK"]
-    assert ["limited", "100,000", "8", "5,000,000", "20G"] in table
+    assert table[0] == ["NAME", "TPM", "PARALLEL", "TOKENS/DAY"]
+    assert ["limited", "100,000", "8", "5,000,000"] in table
     paddock.ok("budgets set team limited 100 --per month --time-zone Europe/Berlin --warn-at 0.5,0.8")
     paddock.ok("budgets set team limited 5 --per day --warn-only --warn-at none")
     told = paddock.ok("budgets set team limited 200").card["budgets"].split(" / ")
@@ -373,9 +373,6 @@ def test_a_limit_and_a_budget_are_hit_and_shown(stack: Stack, paddock: Program) 
     paddock.ok(f"prices set {MODEL} --prompt 0.5 --completion 1.5")
     paddock.ok("budgets set team bounded 0.00001")
     wait_until(lambda: status(stack, "/v1/chat/completions", key, body) == 429)
-    wait_until(lambda: "calls are refused" in paddock.ok("budgets list team bounded").out)
-    row = paddock.ok("budgets list team bounded").rows[1]
-    assert (row[0], row[1], row[3], row[5]) == ("team", "bounded", "month", "0.00")
     paddock.ok("budgets set team bounded 100")
     wait_until(lambda: status(stack, "/v1/chat/completions", key, body) == 200)
     paddock.ok(f"prices delete {MODEL}")
