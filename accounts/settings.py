@@ -18,7 +18,7 @@ def socket_path(state_dir: Path) -> Path:
 
 
 class GatewaySecret(PaddockSettings):
-    """What gateways and the accounts service share."""
+    """Settings that gateways and the accounts service share."""
 
     gateway_secret: Annotated[
         str,

@@ -32,7 +32,7 @@ SECTIONS: tuple[tuple[str, Kind[Any]], ...] = (
     ("aliases", ALIAS),
     ("keys", KEY),
 )
-"""In the order in which they are made: what comes later may name what comes before."""
+"""The order in which records are made: later ones may name earlier ones."""
 ABSENT: tuple[object, ...] = (None, "", False, [], {})
 """Values that are not told of a new record."""
 GRACE, HASH = "grace_s", "sha256"
@@ -50,7 +50,7 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """What is changed of one record."""
+    """A change of one record."""
 
     action: Literal["create", "update", "delete"]
     kind: str

@@ -42,7 +42,7 @@ ADOPTED = "an earlier version"
 
 
 class Mirror:
-    """What Redis has to hold of the database."""
+    """Reads from the database the records that Redis must hold."""
 
     def __init__(self, database: Database, secret: str) -> None:
         """`secret`: the gateway secret, which seals records."""
@@ -105,7 +105,7 @@ class Mirror:
 
 
 class Adopted(NamedTuple):
-    """What became of keys that only Redis had."""
+    """The outcome for keys that only Redis had."""
 
     num_taken_in: int
     deleted: list[str]

@@ -65,9 +65,9 @@ class Stored(msgspec.Struct, Generic[RecordT], frozen=True, kw_only=True):
     created_at: float = 0.0
     updated_at: float = 0.0
     email: str = ""
-    """Of a user."""
+    """Email address of a user; empty: the record is no user's."""
     created_by: str = ""
-    """Who made a key, as in the audit."""
+    """Actor that made a key, as in the audit."""
     request: str = ""
     """Idempotency key of the request that made a key or rotated it last."""
     last_used_at: float | None = None

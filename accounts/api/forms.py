@@ -61,7 +61,7 @@ class DeleteQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     version: int | None = None
     """Delete only if this is the version yet."""
     with_keys: bool = False
-    """Of a team: delete its keys as well."""
+    """Whether a team's keys are deleted with it."""
 
 
 class ApplyQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

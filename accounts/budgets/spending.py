@@ -24,7 +24,7 @@ COARSE: frozenset[SubjectKind] = frozenset({"organisation", "team"})
 
 
 class Spending(NamedTuple):
-    """What a subject has used: prompt and completion tokens together, and billionths of the currency's unit."""
+    """The use of a subject: prompt and completion tokens together, and billionths of the currency's unit."""
 
     num_tokens: int
     cost_nano: int

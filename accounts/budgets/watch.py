@@ -157,7 +157,7 @@ def read_budgets(connection: Connection, subjects: Collection[Subject]) -> Budge
 
 
 class _Limited(msgspec.Struct):
-    """What all records of subjects have."""
+    """The fields that all records of subjects have."""
 
     limits: Limits = NO_LIMITS
 

@@ -49,7 +49,7 @@ class Follower(Protocol):
 
 @dataclass(slots=True)
 class LedgerCounts:
-    """What the writer has done since its start."""
+    """Counts of the writer's work since its start."""
 
     num_written: int = 0
     num_repeated: int = 0

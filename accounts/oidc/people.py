@@ -35,7 +35,7 @@ class Person:
     """The provider's own id of the person, which never changes."""
     issuer: str
     grants: tuple[Grant, ...]
-    """What the rules that hold give, the first one first."""
+    """The grants of the rules that hold, the first rule's first."""
 
 
 def person_of(claims: Claims, provider: Provider, sign_on: SignOn) -> Person:

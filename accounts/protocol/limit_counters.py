@@ -19,7 +19,7 @@ _SPECIAL = str.maketrans({"%": "%25", "|": "%7C", "\n": "%0A", "\0": "%00"})
 
 
 class Floor(NamedTuple):
-    """What a counter has counted at least."""
+    """The least that a counter must have counted."""
 
     subject: str
     """As `subject_name` returns it."""

@@ -44,11 +44,11 @@ class LoginQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     return_to: str = ""
     """Where the browser goes in the end: a path, or the loopback address at which a program waits."""
     code_challenge: str = ""
-    """Of such a program: the SHA-256 of its code verifier, base64url."""
+    """SHA-256 of the program's code verifier, base64url; empty: no program waits."""
 
 
 class CodeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a program sends for its key."""
+    """The body with which a program asks for its key."""
 
     code: str
     """The one that the browser brought."""

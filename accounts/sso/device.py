@@ -24,18 +24,18 @@ MAX_LIFE_S = 1800.0
 
 
 class BeginBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a program sends to begin a device flow."""
+    """The body with which a program begins a device flow."""
 
     provider: str = ""
     """Name of the identity provider; it may be left out if there is one."""
 
 
 class DeviceCodes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program shows its user, and asks by."""
+    """The answer that a program shows its user, and by which it asks."""
 
     device_code: str
     user_code: str
-    """What the user enters."""
+    """The code that the user enters."""
     verification_uri: str
     """Where the user enters it."""
     verification_uri_complete: str
@@ -46,7 +46,7 @@ class DeviceCodes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PollBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a program sends to ask whether a device flow is over."""
+    """The body with which a program asks whether a device flow is over."""
 
     device_code: str
 

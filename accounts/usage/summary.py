@@ -41,7 +41,7 @@ SUMS = (
     *("queue_ms", "compute_ms", "cost_nano"),
 )
 COARSE = frozenset({"organisation", "team", "model"})
-"""What the sums per day and month know."""
+"""Groups of the sums per day and month."""
 FINE = COARSE | {"key", "user", "alias", "adapter"}
 OF_END_USERS = frozenset({"team", "end_user"})
 

@@ -15,7 +15,7 @@ from workers.protocol import keys
 
 
 class BatchState(IntEnum):
-    """What Redis says of a batch."""
+    """State of a batch in Redis."""
 
     ABSENT = 0
     """Redis does not have it: it was never sent, or Redis has lost it."""
@@ -40,7 +40,7 @@ class UsageExchange:
     """Redis's reply to offers."""
 
     states: tuple[BatchState, ...]
-    """In the order of the offers."""
+    """States of the batches, in the order of the offers."""
     num_entries: int
     """Entries of the stream, by all gateways."""
     num_set_aside: int

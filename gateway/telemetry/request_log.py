@@ -79,7 +79,7 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """What is left of one limit per minute, of the subject that has the least left."""
+    """The rest of one limit per minute, of the subject that has the least left."""
 
     limit: int
     remaining: int
@@ -172,7 +172,7 @@ class RequestLog:
 
     requests_left: Headroom | None = None
     tokens_left: Headroom | None = None
-    """What is left of the caller's limits per minute; None: it has none, or was not asked for."""
+    """The rest of the caller's limits per minute; None: it has none, or was not asked for."""
 
     first_token_at: float | None = None
     usage: Usage | None = None

@@ -34,7 +34,7 @@ class Batch:
 
 
 class Outbox:
-    """What of one journal is on its way."""
+    """The batches of one journal that are on their way."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal

@@ -92,7 +92,7 @@ class CutCall:
 
 @dataclass(frozen=True, slots=True)
 class FoundCalls:
-    """What a process left in its table."""
+    """The entries that a dead process left in its table."""
 
     alive_at: float
     """Unix time when the process was last alive, to a fraction of a second."""
