@@ -447,4 +447,5 @@ class Machine:
                 self._console.say(f"paddock: {gateway.name} cut off the streams that were left after its drain time")
         for part in reversed(self._stack):
             await part.stop()
+        self._folder.remove(socket_path(self._folder.path))  # left behind where the accounts service was killed
         self._console.say("paddock: stopped")

@@ -29,6 +29,8 @@ Headers = list[tuple[bytes, bytes]]
 
 PRIVATE = frozenset({"/metrics", "/metrics/targets", "/ready", "/version"})
 """Paths that need no key. No web page may read their answers: otherwise, any page that somebody visits could."""
+SIGN_ON = "/auth/"
+"""What paths of the single sign-on begin with, which are private as well: a page must not sign somebody in unseen."""
 
 ANTHROPIC_PATHS = "/v1/messages"
 MAX_ORIGIN_BYTES = 512
@@ -37,7 +39,7 @@ METHODS = b"GET, POST, DELETE, OPTIONS"
 
 def origin_of(scope: Scope) -> bytes:
     """Return the origin of the web page that sent the request; empty: no page did, or no page may read the answer."""
-    if scope["path"] in PRIVATE:
+    if scope["path"] in PRIVATE or scope["path"].startswith(SIGN_ON):
         return b""
     found = _header(scope, b"origin")
     return found if len(found) <= MAX_ORIGIN_BYTES else b""

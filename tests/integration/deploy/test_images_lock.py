@@ -24,6 +24,7 @@ TOKEN = "for-anybody"
 TAGS = {
     "library/python": "3.12.12-slim-bookworm",
     "library/redis": "7.4.2-bookworm",
+    "library/postgres": "17.6-bookworm",
     "prom/prometheus": "v3.5.0",
     "grafana/grafana": "12.1.0",
 }
@@ -133,12 +134,14 @@ def test_every_image_gets_its_digest_and_a_new_one_later(checkout: Path, registr
         }
         assert all(PINNED.fullmatch(base) for base in bases)
         compose = (checkout / "docker-compose.yml").read_text()
-        for repository in ("library/redis", "prom/prometheus", "grafana/grafana"):
+        for repository in ("library/redis", "library/postgres", "prom/prometheus", "grafana/grafana"):
             tag = TAGS[repository]
             name = repository.removeprefix("library/")
             assert f"    image: {name}:{tag}@{registry.digest(repository, tag)}\n" in compose
         redis = f"  image: redis:7.4.2-bookworm@{registry.digest('library/redis', '7.4.2-bookworm')}\n"
         assert redis in (checkout / "helm" / "values.yaml").read_text()
+        postgres = f"postgres:17.6-bookworm@{registry.digest('library/postgres', '17.6-bookworm')}"
+        assert postgres in (checkout / "helm" / "values.yaml").read_text()
         assert "image: paddock-gateway:${PADDOCK_VERSION:-0.1.0}\n" in compose
         assert lock(checkout, registry.url, "--check").returncode == 0
     before = contents(checkout)

@@ -72,7 +72,8 @@ def test_without_memory_for_a_step_calls_are_given_back_and_the_engine_goes_on(m
         alone = bench.answer(bench.request("Once upon a time", 60))
         with monkeypatch.context() as short:
             short.setattr(bench.engine._stepper._probe, "_take", lambda num_bytes: False)
-            keys = [bench.submit(bench.request("Once upon a time", 60)) for _ in range(2)]
+            # Long enough that memory is looked for while they run, which is done every few steps.
+            keys = [bench.submit(bench.request("Once upon a time", 200, ignore_eos=True)) for _ in range(2)]
             bench.wait(*keys)
         assert [failure_code(bench, key) for key in keys] == [FailureCode.OUT_OF_MEMORY] * 2
         assert bench.answer(bench.request("Once upon a time", 60)) == alone
