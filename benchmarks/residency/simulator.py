@@ -32,6 +32,9 @@ from workers.residency.policy import Group
 GIB = 2**30
 BOUNDS = Bounds()
 
+MAX_PLANS = 32
+"""Plans at one moment, the last of which has nothing to do."""
+
 
 class Broken(AssertionError):
     """A plan did what no machine allows."""
@@ -206,10 +209,10 @@ class Simulator:
 
     def _settle(self) -> None:
         """Hand out slots and carry plans out, until a plan has nothing to do."""
-        for _ in range(8):
+        for _ in range(MAX_PLANS):
             self._dispatch()
             self.plan = self.planner(self.picture(), self.now)
-            if self.plan.is_idle:
+            if self.plan.is_idle and self.plan.ask_again_at != self.now:
                 break
             for action in self.plan.actions:
                 self._take(action)

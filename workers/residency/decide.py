@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from workers.residency.eviction import Leaver, fewest, keeps, leavers
+from workers.residency.eviction import Cost, Evictions, Leaver, cost_of, fewest, keeps
 from workers.residency.leaving import dismiss, leave_by_rule
 from workers.residency.packing import Room, estimate, largest_room, pack
-from workers.residency.picture import Machine, Need, Picture, Share
-from workers.residency.plan import Plan, Release, Reserve, Start, Wait, WaitReason
+from workers.residency.picture import CPU, Machine, Need, Picture, Share
+from workers.residency.plan import Plan, Reserve, Start, Wait
 from workers.residency.rules import broken_rules, clear_rules
 from workers.residency.scene import Scene, gib, names, seconds
 from workers.residency.wishes import Wish, find_wishes
+
+MAX_ROOMS, MAX_LOOKS = 4, 8
+"""For how many models one plan makes room, and on how many machines it looks for one at least, those first where it may
+cost least: so that a plan for a large fleet is made in milliseconds."""
 
 Places = Mapping[str, tuple[Share, ...]]
 """Model -> what its new worker takes of each device of a machine."""
@@ -29,19 +33,7 @@ class _Option:
     machine: Machine
     places: Places
     leavers: tuple[Leaver, ...]
-
-    @property
-    def key(self) -> tuple[int, int, float, int, float]:
-        """Return what options are compared by: few busy workers first, then few new ones to wait for, low priority, few
-        workers, used long ago."""
-        busy = [leaver for leaver in self.leavers if leaver.is_busy]
-        return (
-            len(busy),
-            sum(leaver.key[1] for leaver in busy),
-            max((leaver.key[2] for leaver in self.leavers), default=float("-inf")),
-            sum(len(leaver.workers) for leaver in self.leavers),
-            max((leaver.key[4] for leaver in self.leavers), default=float("-inf")),
-        )
+    cost: Cost
 
 
 def decide(picture: Picture, now: float) -> Plan:
@@ -51,24 +43,37 @@ def decide(picture: Picture, now: float) -> Plan:
     that has waited for `patience_s` gets the next place, in the order of waiting."""
     scene = Scene(picture, now)
     leave_by_rule(scene)
+    evictions = Evictions(scene)
     for wish in find_wishes(scene):
-        _grant(scene, wish)
-    for worker in scene.workers:
-        if worker.status == "reserved" and worker.id not in scene.leaving:
-            why = f"nobody waits for the place of {worker.model} any more"
-            scene.actions.append(Release(worker.id, worker.model, why))
+        _grant(scene, evictions, wish)
+    for model in scene.of_model:
+        for worker in scene.reserved(model):
+            scene.release(worker)
     return scene.plan()
 
 
-def _grant(scene: Scene, wish: Wish) -> None:
+def _grant(scene: Scene, evictions: Evictions, wish: Wish) -> None:
     """Start a wish's workers, or make room for them, or say what they wait for."""
+    if len(wish.models) == 1 and (reserved := scene.reserved(wish.model)):
+        # Whoever wanted its place comes before this wish, and does not want it any more.
+        scene.release(reserved[0])
+        return
     machines = _candidates(scene, wish)
     before = len(scene.moments)
     if _start(scene, wish, machines) or wish.cause == "preload":
         return
-    options = [option for machine in machines if (option := _room_on(scene, wish, machine))]
-    if options:
-        _make_room(scene, wish, min(options, key=lambda option: option.key))
+    option = _coming(scene, wish, machines)
+    if option is None and evictions.num_rooms >= MAX_ROOMS:
+        if wish.cause != "growth":
+            why = f"room is made for {MAX_ROOMS} other models first"
+            scene.wait(Wait(wish.model, "turn", why))
+        scene.moments.append(scene.now)
+        return
+    option = option or _cheapest(scene, evictions, wish, machines)
+    if option is not None:
+        _make_room(scene, wish, option)
+        if option.leavers:
+            evictions.made_room(option.machine.id, [worker for leaver in option.leavers for worker in leaver.workers])
     elif wish.cause != "growth":
         scene.wait(_refused(scene, wish, machines, min(scene.moments[before:], default=None)))
 
@@ -100,7 +105,8 @@ def _start(scene: Scene, wish: Wish, machines: Sequence[Machine]) -> bool:
         places = _placed(scene, _missing(scene, wish, machine), machine, scene.ledger.startable(machine.id))
         if places is not None:
             for model, shares in places.items():
-                scene.start(Start(model, machine.id, shares, wish.why))
+                together = "" if model == wish.model else f"{model} loads together with {wish.model}; "
+                scene.start(Start(model, machine.id, shares, together + wish.why))
             return True
     return False
 
@@ -147,25 +153,60 @@ def _size(need: Need) -> int:
     return max(need.gpu_bytes + need.host_bytes, need.cpu_bytes)
 
 
-def _room_on(scene: Scene, wish: Wish, machine: Machine) -> _Option | None:
-    """Return how room would be made for a wish on a machine; None if it can't be now."""
-    models = _missing(scene, wish, machine)
-    coming = scene.ledger.coming[machine.id]
-    ranked = leavers(scene, machine.id, wish)
+def _coming(scene: Scene, wish: Wish, machines: Sequence[Machine]) -> _Option | None:
+    """Return where there will be room for a wish although nobody else leaves for it; None: nowhere."""
+    for machine in machines:
+        models = _missing(scene, wish, machine)
+        if _fits(scene, models, machine, scene.ledger.coming[machine.id]):
+            option = _room_on(scene, machine, models, [])
+            if option is not None:
+                return option
+    return None
+
+
+def _cheapest(scene: Scene, evictions: Evictions, wish: Wish, machines: Sequence[Machine]) -> _Option | None:
+    """Return the cheapest way to make room for a wish; None: there is none now."""
+    best: _Option | None = None
+    possible: list[tuple[Cost, int]] = []
+    for number, machine in enumerate(machines):
+        if _fits(scene, _missing(scene, wish, machine), machine, evictions.most_room(machine.id, wish)):
+            possible.append((evictions.least_cost(machine.id, wish), number))
+    for num_looks, (bound, number) in enumerate(sorted(possible)):
+        if best is not None and (best.cost <= bound or num_looks >= MAX_LOOKS):
+            break
+        machine = machines[number]
+        ranked = evictions.leavers(machine.id, wish)
+        option = _room_on(scene, machine, _missing(scene, wish, machine), ranked) if ranked else None
+        if option is not None and (best is None or option.cost < best.cost):
+            best = option
+    return best
+
+
+def _room_on(scene: Scene, machine: Machine, models: Sequence[str], ranked: list[Leaver]) -> _Option | None:
+    """Return how room would be made for models on a machine, if these may leave it; None if it can't be."""
     ruled_out = clear_rules(scene, machine.id, models, ranked)
     if ruled_out is None:
         return None
-    rest = [leaver for leaver in ranked if leaver not in ruled_out]
+    rest = [leaver for leaver in ranked if leaver not in ruled_out] if ruled_out else ranked
+    coming = _with(scene.ledger.coming[machine.id], ruled_out)
 
     def is_enough(chosen: Sequence[Leaver]) -> bool:
-        return _placed(scene, models, machine, _with(coming, (*ruled_out, *chosen))) is not None
+        return _fits(scene, models, machine, _with(coming, chosen))
 
     chosen = fewest(rest, is_enough)
     if chosen is None:
         return None
+    places = _placed(scene, models, machine, _with(coming, chosen))
     leaving = (*ruled_out, *chosen)
-    places = _placed(scene, models, machine, _with(coming, leaving))
-    return None if places is None else _Option(machine, places, leaving)
+    return None if places is None else _Option(machine, places, leaving, cost_of(leaving))
+
+
+def _fits(scene: Scene, models: Sequence[str], machine: Machine, room: Room) -> bool:
+    """Return whether models fit into a machine's room together."""
+    if len(models) == 1:
+        sizes = sorted(size for device, size in room.items() if device != CPU)
+        return estimate(scene.models[models[0]].need, room, sizes) is not None
+    return _placed(scene, models, machine, room) is not None
 
 
 def _with(room: Room, leaving: Iterable[Leaver]) -> dict[str, int]:
@@ -191,7 +232,7 @@ def _make_room(scene: Scene, wish: Wish, option: _Option) -> None:
                 dismiss(scene, worker, f"idle for {idle}, {why}", wanted_by=wish.model)
             elif worker.status == "ready":
                 scene.actions.append(Reserve(worker.id, worker.model, wish.model, why))
-            scene.leaving.add(worker.id)
+            scene.leave(worker)
             scene.count(worker)
     for model, shares in option.places.items():
         scene.ledger.promise(option.machine.id, shares)
@@ -210,7 +251,6 @@ def _refused(scene: Scene, wish: Wish, machines: Sequence[Machine], until: float
     """Return why room can't be made for a wish now."""
     need, overdue_at = scene.models[wish.model].need, wish.since + scene.bounds.patience_s
     by_size = max(machines, key=lambda each: largest_room(need, each, scene.ledger.empty[each.id]), default=None)
-    reason: WaitReason
     if by_size is None:
         return Wait(wish.model, "too_large", f"no machine may run {', '.join(wish.models)}")
     if not any(_placed(scene, wish.models, machine, scene.ledger.empty[machine.id]) for machine in machines):
@@ -218,24 +258,25 @@ def _refused(scene: Scene, wish: Wish, machines: Sequence[Machine], until: float
         size = gib(_size(need) + need.bytes_per_gpu)
         why = f"{wish.model} takes {size}, and {by_size.id}, which has the most, has {most} for one worker"
         return Wait(wish.model, "too_large", why)
-    reason, why = "no_room", f"what is loaded stays (`min`, `pinned` or a group), and leaves no room for {wish.model}"
-    if any(_could_ever(scene, wish, machine) for machine in machines):
-        if wish.is_overdue or wish.cause != "call":
-            reason, why = "resident", f"what could leave for {wish.model} was loaded a moment ago"
-        else:
-            until = min(overdue_at, until or overdue_at)
-            wait = seconds(overdue_at - scene.now)
-            reason = "busy"
-            others = f"all that could leave for {wish.model} have calls or were loaded a moment ago"
-            why = f"{others}; in {wait} one of them gets no more calls"
-            scene.look_at(overdue_at)
-    return Wait(wish.model, reason, why, until)
+    why = f"what is loaded stays (`min`, `pinned` or a group), and leaves no room for {wish.model}"
+    if not any(_could_ever(scene, wish, machine, scene.ledger.empty[machine.id]) for machine in machines):
+        return Wait(wish.model, "no_room", why)
+    if not any(_could_ever(scene, wish, machine, scene.ledger.reported[machine.id]) for machine in machines):
+        return Wait(wish.model, "others", f"other programs use the memory that {wish.model} needs")
+    if wish.is_overdue or wish.cause != "call":
+        why = f"what could leave for {wish.model} was loaded a moment ago, or its memory is promised to others"
+        return Wait(wish.model, "resident", why, until)
+    scene.look_at(overdue_at)
+    others = f"all that could leave for {wish.model} have calls or were loaded a moment ago"
+    why = f"{others}; in {seconds(overdue_at - scene.now)} one of them gets no more calls"
+    return Wait(wish.model, "busy", why, min(overdue_at, until or overdue_at))
 
 
-def _could_ever(scene: Scene, wish: Wish, machine: Machine) -> bool:
-    """Return whether a wish would fit on a machine if all that need not stay left."""
+def _could_ever(scene: Scene, wish: Wish, machine: Machine, empty: Room) -> bool:
+    """Return whether a wish would fit on a machine, which has so much room without workers, if all that need not stay
+    left."""
     staying = [worker for worker in scene.on_machine[machine.id] if worker.model in wish.models or keeps(scene, worker)]
-    room = dict(scene.ledger.empty[machine.id])
+    room = dict(empty)
     for worker in staying:
         if worker.id not in scene.leaving:
             for share in worker.shares:

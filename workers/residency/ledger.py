@@ -30,7 +30,9 @@ class Ledger:
         self.coming: dict[str, dict[str, int]] = {}
         """The same once all that leave are gone, less what is promised to models that wait for it."""
         self.empty: dict[str, dict[str, int]] = {}
-        """The same without any of this fleet's workers."""
+        """The same without any of this fleet's workers, if others took what is known of them."""
+        self.reported: dict[str, dict[str, int]] = {}
+        """The same, as devices report it."""
         self._startable: dict[str, dict[str, int]] = {}
         self._gpu_sizes: dict[str, list[int]] = {}
         taken: dict[tuple[str, str], list[tuple[Worker, Share]]] = {}
@@ -40,6 +42,10 @@ class Ledger:
         for machine in machines:
             self.now[machine.id] = {
                 device.id: free_bytes(device, taken.get((machine.id, device.id), ())) for device in machine.devices
+            }
+            self.reported[machine.id] = {
+                device: size + sum(share.bytes for _, share in taken.get((machine.id, device), ()))
+                for device, size in self.now[machine.id].items()
             }
             self.coming[machine.id] = dict(self.now[machine.id])
             self.empty[machine.id] = {device.id: device.total_bytes - device.other_bytes for device in machine.devices}

@@ -8,11 +8,22 @@ from typing import Literal
 
 from workers.residency.picture import Share
 
-WaitReason = Literal["freeing", "busy", "resident", "no_room", "too_large", "failed", "autoload", "unloaded"]
-"""Why a model is not loaded yet. `freeing`: memory that others leave; `busy`: all that could leave have calls;
-`resident`: what could leave was loaded a moment ago; `no_room`: what is loaded stays, by `min`, `pinned` or a group;
-`too_large`: no machine has enough memory at all; `failed`: it failed a moment ago; `autoload`: only an admin loads it;
-`unloaded`: an admin has unloaded it."""
+WaitReason = Literal[
+    "freeing", "turn", "busy", "resident", "others", "no_room", "too_large", "failed", "autoload", "unloaded"
+]
+"""Why a model is not loaded yet.
+
+    freeing    memory that others leave is kept for it
+    turn       room is made for others first, and for this one in the next decision
+    busy       all that could leave have calls, or were loaded a moment ago
+    resident   what could leave was loaded a moment ago, or its memory is promised to others
+    others     other programs have the memory
+    no_room    what is loaded stays, by `min`, `pinned` or a group
+    too_large  no machine has so much memory for one worker
+    failed     it failed to load a moment ago
+    autoload   only an admin loads it
+    unloaded   an admin has unloaded it
+"""
 
 HOPELESS = frozenset[WaitReason]({"no_room", "too_large", "autoload", "unloaded"})
 """Reasons that waiting alone does not change, so that callers are better told at once."""
@@ -89,7 +100,8 @@ class Plan:
 
     actions: tuple[Action, ...]
     ask_again_at: float | None = None
-    """When to decide again though nothing happens; None: when something does."""
+    """When to decide again though nothing happens; None: when something does. It can be the moment of the plan itself:
+    then at once, when its actions are taken."""
 
     def starts(self) -> Iterator[Start]:
         return (action for action in self.actions if isinstance(action, Start))

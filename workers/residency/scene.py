@@ -7,7 +7,7 @@ from collections.abc import Iterable, Set
 
 from workers.residency.ledger import Ledger
 from workers.residency.picture import Demand, Failure, Machine, Model, Picture, Worker
-from workers.residency.plan import Action, Plan, Start, Wait
+from workers.residency.plan import Action, Plan, Release, Start, Wait
 from workers.residency.policy import Group
 
 NO_GROUP = Group()
@@ -38,6 +38,8 @@ class Scene:
         self.counted: set[str] = set()
         """Ids of those of them whose bytes are in the ledger as coming. Those that have calls are counted for the model
         that waits for them, since that can take long."""
+        self.released: set[str] = set()
+        """Ids of reserved workers that this plan gives calls again."""
         self.num_started: dict[str, int] = {}
         """Model -> workers that this plan starts."""
         self.started_on: dict[str, list[str]] = {machine: [] for machine in self.machines}
@@ -47,6 +49,7 @@ class Scene:
         """When to decide again though nothing happens."""
         self.has_rules = bool(picture.groups or picture.models_max)
         self.has_exclusive_groups = any(group.exclusive for group in picture.groups.values())
+        self._num_usable: dict[str, int] = {}
         self._waiting: set[str] = set()
         self._members: dict[str, tuple[str, ...]] = {
             name: tuple(model.name for model in picture.models if model.policy.group == name) for name in picture.groups
@@ -79,7 +82,7 @@ class Scene:
         return [
             worker
             for worker in self.of_model.get(model, ())
-            if worker.id not in self.leaving and worker.status in ("loading", "ready")
+            if worker.id not in self.leaving and (worker.status in ("loading", "ready") or worker.id in self.released)
         ]
 
     def present(self, machine: str, without: Set[str] = frozenset()) -> set[str]:
@@ -87,8 +90,16 @@ class Scene:
         workers = self.on_machine[machine]
         return {worker.model for worker in workers if worker.id not in without} | set(self.started_on[machine])
 
+    def count_usable(self, model: str) -> int:
+        """Return the number of these workers."""
+        found = self._num_usable.get(model)
+        if found is None:
+            found = self._num_usable[model] = len(self.usable(model))
+        return found
+
     def num_usable(self, model: str) -> int:
-        return len(self.usable(model)) + self.num_started.get(model, 0)
+        """Return the number of a model's usable workers, with those that this plan starts."""
+        return self.count_usable(model) + self.num_started.get(model, 0)
 
     def is_idle(self, worker: Worker) -> bool:
         """Return whether a worker has no calls, and none that wait are about to be given to it."""
@@ -121,6 +132,7 @@ class Scene:
     def leave(self, worker: Worker) -> None:
         """Note that a worker leaves."""
         self.leaving.add(worker.id)
+        self._num_usable.pop(worker.model, None)
         if not worker.is_busy:
             self.count(worker)
 
@@ -129,6 +141,21 @@ class Scene:
         if worker.id not in self.counted:
             self.counted.add(worker.id)
             self.ledger.leave(worker)
+
+    def release(self, worker: Worker) -> None:
+        """Note that a reserved worker gets calls again."""
+        self.released.add(worker.id)
+        self._num_usable.pop(worker.model, None)
+        why = f"nobody waits for the place of {worker.model} any more"
+        self.actions.append(Release(worker.id, worker.model, why))
+
+    def reserved(self, model: str) -> list[Worker]:
+        """Return a model's reserved workers that nobody has claimed yet in this plan."""
+        return [
+            worker
+            for worker in self.of_model.get(model, ())
+            if worker.status == "reserved" and worker.id not in self.leaving | self.released
+        ]
 
     def start(self, action: Start) -> None:
         self.actions.append(action)
