@@ -145,6 +145,7 @@ class Simulator:
         self.unloaded: frozenset[str] = frozenset()
         self.figures = Figures()
         self.plan = Plan(())
+        self._asked: set[float] = set()
         self._numbers, self._order = itertools.count(), itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
 
@@ -219,8 +220,10 @@ class Simulator:
         else:
             raise Broken(f"plans go on for ever at {self.now}: {self.plan}")
         self.check()
-        if self.plan.ask_again_at is not None and any(self.waiting.values()):
-            self.at(max(self.plan.ask_again_at, self.now + 1e-6), lambda: None)
+        moment = self.plan.ask_again_at
+        if moment is not None and moment not in self._asked:
+            self._asked.add(moment)
+            self.at(moment, lambda: None)
 
     def check(self) -> None:
         """Raise Broken if the machines are asked for more than they have."""
