@@ -58,17 +58,20 @@ def as_data(picture: Picture, plan: Plan) -> PlanData:
 
 def _action(action: Action) -> ActionData:
     data = ActionData(action=type(action).__name__.lower(), model=action.model, why=action.why)
+    if isinstance(action, Stop | Reserve | Drain | Release):
+        data["worker"] = action.worker
+    if isinstance(action, Stop | Reserve):
+        data["wanted_by"] = action.wanted_by
     match action:
         case Start():
-            data.update(machine=action.machine, bytes=_bytes(action.shares))
+            data["machine"], data["bytes"] = action.machine, _bytes(action.shares)
         case Stop():
-            data.update(worker=action.worker, bytes=_bytes(action.frees), wanted_by=action.wanted_by)
-        case Reserve():
-            data.update(worker=action.worker, wanted_by=action.wanted_by)
-        case Drain() | Release():
-            data.update(worker=action.worker)
+            data["bytes"] = _bytes(action.frees)
         case Wait():
-            data.update(reason=action.reason, is_hopeless=action.reason in HOPELESS, until=action.until)
+            data["reason"], data["until"] = action.reason, action.until
+            data["is_hopeless"] = action.reason in HOPELESS
+        case _:
+            pass
     return data
 
 
