@@ -57,7 +57,7 @@ def cost_of(leavers: Sequence[Leaver]) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Who may leave a machine, sorted, and the moment at which that changes by itself."""
+    """The leavers of a machine, sorted, and the moment at which time alone adds to them."""
 
     ranked: list[Leaver]
     until: float | None
@@ -68,7 +68,7 @@ class _Found:
 
 
 class Evictions:
-    """Who may leave which machine. Kept while a plan is made, until something on the machine changes."""
+    """Finds who may leave which machine, and keeps that while a plan is made, until others leave the machine."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene

@@ -48,7 +48,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one worker of a model takes in memory."""
+    """The memory that one worker of a model takes."""
 
     gpu_bytes: int = 0
     """Divided among the GPUs that the worker gets; 0: the model uses none."""
@@ -85,7 +85,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a worker takes of one device."""
+    """The part of one device that a worker takes."""
 
     device: str
     bytes: int

@@ -1,4 +1,4 @@
-"""What a catalog says about a model's residency: when its workers load, when they leave, which models exclude others.
+"""The catalog's words about a model's residency: when its workers load and leave, which models exclude others.
 
 The docstrings of the structs here are texts of docs/catalog.schema.json.
 """
