@@ -35,7 +35,9 @@ from accounts.database.upgrade import SchemaKeeper
 from accounts.ledger.lag import LedgerLag
 from accounts.ledger.writer import LedgerWriter
 from accounts.litellm.keys import LiteLlmKeys
+from accounts.litellm.spend_logs import SpendLogsRoutes
 from accounts.litellm.teams import LiteLlmTeams
+from accounts.litellm.users import LiteLlmUsers
 from accounts.metrics import Metrics
 from accounts.oidc.providers import Providers
 from accounts.protocol.sign_on import read_sign_on
@@ -44,7 +46,6 @@ from accounts.sso.routes import sign_on_part
 from accounts.usage.export import ExportRoutes
 from accounts.usage.retention import Retention
 from accounts.usage.routes import UsageRoutes
-from accounts.usage.spend_logs import SpendLogsRoutes
 from workers import secret_file
 from workers.metrics.page import Page
 
@@ -116,8 +117,11 @@ def access_rows(changes: Changes, secret: str) -> tuple[RouteRow, ...]:
     return (
         *KeyRoutes(keys).rows(),
         *subject_rows(subjects),
-        *LiteLlmKeys(keys, changes.database).rows(),
-        *LiteLlmTeams(keys, subjects, changes.database).rows(),
+        *(
+            row
+            for made in (LiteLlmKeys, LiteLlmTeams, LiteLlmUsers)
+            for row in made(keys, subjects, changes.database).rows()
+        ),
         *AuditRoutes(changes.database).rows(),
         *ApplyRoute(Declarations(changes)).rows(),
     )

@@ -174,11 +174,20 @@ class Adoption:
 
 def price_list(connection: Connection) -> PriceListRecord:
     """Return the price list as gateways get it."""
-    currency = connection.execute(select(facts.c.value).where(facts.c.name == CURRENCY)).scalar()
+    return PriceListRecord(currency=read_currency(connection), prices=read_prices(connection))
+
+
+def read_currency(connection: Connection) -> str:
+    """Return the currency of prices, costs and budgets."""
+    found = connection.execute(select(facts.c.value).where(facts.c.name == CURRENCY)).scalar()
+    return PriceListRecord().currency if found is None else str(found)
+
+
+def read_prices(connection: Connection) -> tuple[Price, ...]:
+    """Return all prices, those of a model by their dates."""
     rows = connection.execute(select(prices.c.record).order_by(prices.c.model, prices.c.valid_from)).scalars()
     decode = msgspec.json.Decoder(Price).decode
-    blank = PriceListRecord()
-    return PriceListRecord(currency=currency or blank.currency, prices=tuple(decode(row) for row in rows))
+    return tuple(decode(row) for row in rows)
 
 
 def _decode(kind: Kind[Any], text: str) -> AnyRecord:

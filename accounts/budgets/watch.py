@@ -18,14 +18,14 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Table, event, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from accounts.access.mirror import read_currency
 from accounts.budgets.spending import MAX_NAMES, NOTHING_SPENT, read_spending
 from accounts.budgets.webhooks import Event, store_event
 from accounts.database.schema import aliases, api_keys, budget_periods, organisations, teams, users
 from accounts.metrics import Metrics
 from accounts.protocol.periods import Span, span_at
 from accounts.protocol.records import NO_LIMITS, Budget, Limits, Period, SubjectKind
-from accounts.protocol.usage import UsageRecord
-from accounts.usage.money import NANO, read_currency
+from accounts.protocol.usage import NANO, UsageRecord
 
 log = logging.getLogger(__name__)
 

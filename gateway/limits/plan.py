@@ -9,8 +9,8 @@ from functools import lru_cache
 from accounts.protocol.limit_counters import DAY_TOKENS, MONTH_TOKENS, budget_field, subject_name
 from accounts.protocol.periods import UTC, Span, span_at
 from accounts.protocol.records import Budget, Period
+from accounts.protocol.usage import NANO
 from gateway.call import Principal, Subject
-from gateway.limits.cost import NANO
 
 Argument = str | int
 
