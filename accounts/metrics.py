@@ -27,6 +27,10 @@ class Metrics:
             "paddock_ledger_set_aside_total",
             "usage records, or entries, that can't be written and were set aside",
         )
+        self.records_too_old = ledger.counter(
+            "paddock_ledger_too_old_records_total",
+            "usage records that were not written, as calls of their time are deleted already and may have been these",
+        )
         self.ledger_lag = ledger.gauge(
             "paddock_ledger_lag_seconds",
             "how long the oldest entry has waited in Redis to be written; 0 while none waits; without what gateways "

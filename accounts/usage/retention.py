@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from accounts.database.database import Database
 from accounts.database.schema import budget_periods, usage, usage_end_users, usage_hours, webhooks
+from accounts.ledger.deleted import note_deletion
 from accounts.metrics import Metrics
 from accounts.usage.summary import DAY_S
 
@@ -94,6 +95,8 @@ class Retention:
         """Delete a batch; return the number of rows, and the seconds for which the database's writer was held."""
         with self._database.transaction() as connection:
             began = time.monotonic()
+            if rule.table is usage:
+                note_deletion(connection, cut)
             num = _delete_rows(connection, rule, cut, most)
         return num, time.monotonic() - began
 
