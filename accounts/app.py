@@ -19,12 +19,10 @@ from accounts.access.mirror import Adoption, Mirror
 from accounts.access.publisher import Publisher
 from accounts.access.subjects import Subjects
 from accounts.api.api import WHOAMI, RouteRow, build_api
-from accounts.api.apply import ApplyRoute
 from accounts.api.audit import AuditRoutes
 from accounts.api.document import Document
 from accounts.api.keys import KeyRoutes
-from accounts.api.metrics import with_metrics
-from accounts.api.subjects import subject_rows
+from accounts.api.subjects import ApplyRoute, subject_rows
 from accounts.budgets.limit_counters import LimitCounters
 from accounts.budgets.prices import PriceRoutes
 from accounts.budgets.routes import BudgetRoutes
@@ -38,7 +36,7 @@ from accounts.litellm.keys import LiteLlmKeys
 from accounts.litellm.spend_logs import SpendLogsRoutes
 from accounts.litellm.teams import LiteLlmTeams
 from accounts.litellm.users import LiteLlmUsers
-from accounts.metrics import Metrics
+from accounts.metrics import Metrics, with_metrics
 from accounts.oidc.providers import Providers
 from accounts.protocol.sign_on import read_sign_on
 from accounts.settings import AccountsSettings
