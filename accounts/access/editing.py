@@ -19,7 +19,7 @@ Document = dict[str, Any]
 METADATA_BYTES = 16 << 10
 VERSION = "version"
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_@+][A-Za-z0-9_.@+:=-]*")
-"""Names go into paths, Redis keys and labels of metrics. Those of aliases are any model's."""
+"""The pattern of names, which go into paths, Redis keys and labels of metrics. Aliases have models' names instead."""
 _FAULT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")

@@ -56,7 +56,7 @@ class Mirror:
             return str(found), audit.last_number(connection)
 
     def since(self, number: int) -> tuple[list[Published], int]:
-        """Return what is to be published of the next changes after a number, and the number of the last of these."""
+        """Return the records to publish for the next changes after a number, and the number of the last of these."""
         table = audit_rows
         with self._database.reading() as connection:
             rows = connection.execute(
@@ -91,7 +91,7 @@ class Mirror:
         yield [prices_now]
 
     def differences(self, page: list[Published], found: Mapping[str, bytes]) -> list[Published]:
-        """Return what of the page Redis does not hold already."""
+        """Return the records of a page that Redis does not hold already."""
         return [change for change in page if found.get(change.member) != change.record]
 
     def _change(self, connection: Connection, kind: str, name: str) -> Published | None:
@@ -120,7 +120,7 @@ class Adoption:
         self._secret = secret
 
     def prepare(self) -> None:
-        """Make what every database has: its id, and the organisation and team of whatever names none."""
+        """Make what every database has: its id, and the organisation and team of records that name none."""
         with self._changes.begin(rights.system("system")) as change:
             connection = change.connection
             if connection.execute(select(facts.c.value).where(facts.c.name == DATABASE_ID)).scalar() is None:

@@ -42,13 +42,13 @@ SPENT = 1.0
 THRESHOLD = "budget.threshold"
 """Type of the event that a threshold was passed."""
 PATTERN = '%"budgets":%'
-"""Pattern of all records with budgets."""
+"""SQL pattern of the records that have budgets."""
 
 BudgetsOf = Mapping["Subject", Sequence[Budget]]
 
 
 class Subject(NamedTuple):
-    """Whoever a budget counts for."""
+    """A subject: whoever a budget counts for."""
 
     kind: SubjectKind
     name: str
@@ -130,7 +130,7 @@ class BudgetWatch:
 
 
 def subjects_of(record: UsageRecord) -> Iterator[Subject]:
-    """Yield whoever the call counts for."""
+    """Yield the subjects that the call counts for."""
     named: tuple[tuple[SubjectKind, str], ...] = (
         *(("organisation", record.organisation), ("team", record.team), ("user", record.user)),
         *(("key", record.key), ("alias", record.alias)),

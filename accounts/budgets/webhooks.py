@@ -162,7 +162,7 @@ class WebhookSender:
                     await asyncio.sleep(POLL_S)
 
     async def _round(self, session: aiohttp.ClientSession) -> int:
-        """Send what is due, at most AT_ONCE events, and return their number."""
+        """Send the events that are due, at most AT_ONCE, and return their number."""
         due = await asyncio.to_thread(self._claim)
         await asyncio.gather(*(self._deliver(session, delivery) for delivery in due))
         return len(due)

@@ -20,6 +20,8 @@ from accounts.protocol.records import Limits, Period, SubjectKind, TeamRecord, U
 from accounts.protocol.usage import NANO
 
 READ_AT_ONCE = 1000
+MAX_KEYS_SHOWN = 1000
+"""Maximum number of keys that the answers about a team or user list."""
 _LENGTHS: Mapping[Period, str] = {"day": "1d", "week": "7d", "month": "30d"}
 _ROLES = {is_admin: role for role, is_admin in bodies.ROLES.items()}
 

@@ -18,11 +18,10 @@ from accounts.api.api import ADMINS, USERS, AdminRequest, RouteRow, answer, read
 from accounts.database.database import Database
 from accounts.errors import Invalid
 from accounts.litellm import bodies
-from accounts.litellm.answers import read_all, shown_key, shown_team
+from accounts.litellm.answers import MAX_KEYS_SHOWN, read_all, shown_key, shown_team
 from accounts.litellm.names import find_subject, name_of
 from accounts.protocol.records import Role, TeamRecord
 
-MAX_KEYS_SHOWN = 1000
 MEMBER_ROLES: Mapping[str, Role] = {"admin": "manager", "user": "user"}
 """LiteLLM's role in a team -> ours."""
 

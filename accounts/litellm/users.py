@@ -17,11 +17,9 @@ from accounts.api.api import ADMINS, MANAGERS, USERS, AdminRequest, RouteRow, an
 from accounts.database.database import Database
 from accounts.errors import Invalid
 from accounts.litellm import bodies
-from accounts.litellm.answers import page_of, read_all, shown_key, shown_team, shown_user
+from accounts.litellm.answers import MAX_KEYS_SHOWN, page_of, read_all, shown_key, shown_team, shown_user
 from accounts.litellm.names import find_subject, name_of
 from accounts.protocol.records import UserRecord
-
-MAX_KEYS_SHOWN = 1000
 
 
 class UserQuery(msgspec.Struct, frozen=True, kw_only=True):

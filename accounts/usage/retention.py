@@ -24,7 +24,7 @@ from accounts.usage.summary import DAY_S
 log = logging.getLogger(__name__)
 
 EVERY_S = 900.0
-"""Seconds between two looks for what is too old."""
+"""Seconds between two looks for rows that are too old."""
 FIRST_S = 30.0
 """Seconds after the start of the first look."""
 BATCH_S = 0.03
@@ -49,7 +49,7 @@ class Rule:
 
 
 class Retention:
-    """Deletes what is too old."""
+    """Deletes rows that are older than is kept."""
 
     def __init__(self, database: Database, metrics: Metrics, keep_days: int, keep_sums_days: int) -> None:
         self._database = database
