@@ -16,7 +16,6 @@ from gateway.usage.recovery import Price
 from gateway.usage.running_calls import RunningCall
 from workers.protocol.events import NO_USAGE, Usage
 
-
 LEFT = frozenset({"client_gone", "cancelled"})
 """Outcomes of calls that their callers left. What came of these counts, though nobody has read it."""
 
