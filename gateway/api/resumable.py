@@ -9,7 +9,7 @@ from functools import partial
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import note_error, send_error, shape_of
-from gateway.api.http.diagnostics import answer_headers, ping, request_log_of
+from gateway.api.http.diagnostics import answer_headers, ping_amid_ids, request_log_of
 from gateway.api.http.streaming import EventStream, chunk_writer_of, written
 from gateway.api.intake.disconnect import CLIENT_GONE_STATUS, ClientGone, until_disconnect
 from gateway.api.intake.intake import Body
@@ -86,7 +86,7 @@ class Resumable:
         try:
             request_log = request_log_of(scope)
             request_log.trace.add_link(read_context(reading.trace))
-            idle_event = partial(ping, request_log)
+            idle_event = partial(ping_amid_ids, request_log)
             stream = EventStream(send, lambda: answer_headers(request_log), idle_event, chunk_writer_of(scope))
             async with until_disconnect(receive):
                 failure = await stream.pinged(_copy(reading, stream, holds), self._ping_interval_s)
