@@ -198,8 +198,3 @@ def ping(request_log: RequestLog) -> bytes:
         return b": waiting position=%d for=worker\n\n" % queue_position.position
     return b": waiting position=%d wait_s=%.1f\n\n" % (queue_position.position, queue_position.wait_s)
 
-
-def ping_amid_ids(request_log: RequestLog) -> bytes:
-    """Return `ping` for a stream whose events have ids: without the empty line, which would end an event. OpenAI's
-    Python client keeps the last id, so that it makes an event of such a line, and fails on it as it has no data."""
-    return ping(request_log).removesuffix(b"\n")
