@@ -218,3 +218,12 @@ async def test_a_key_keeps_its_name_and_gets_another_secret(api: AdminApi) -> No
     anew = await api.post("/key/regenerate", {"key": made["key"], "rpm_limit": 7})
     assert (anew["token"], anew["rpm_limit"]) == ("ci", 7)
     assert anew["key"] != made["key"]
+
+
+async def test_requests_as_the_client_sends_them(api: AdminApi) -> None:
+    """The requests of litellm 1.110.2's `keys` manager and `lite keys list`: fields without a value are null or empty."""
+    made = await api.post("/key/generate", {"models": ["small"], "aliases": {}, "duration": "24h", "key_alias": "ci"})
+    query = "page=1&size=50&return_full_object=true&include_team_keys=false"
+    assert [key["token"] for key in (await api.get(f"/key/list?{query}"))["keys"]] == ["ci"]
+    await api.post("/key/update", {"key": made["key"], "models": ["small", "large"], "spend": 0.0, "aliases": {}})
+    assert (await api.post("/key/delete", {"keys": None, "key_aliases": ["ci"]}))["deleted_keys"] == ["ci"]
