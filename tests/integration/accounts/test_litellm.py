@@ -221,7 +221,7 @@ async def test_a_key_keeps_its_name_and_gets_another_secret(api: AdminApi) -> No
 
 
 async def test_requests_as_the_client_sends_them(api: AdminApi) -> None:
-    """The requests of litellm 1.110.2's `keys` manager and `lite keys list`: fields without a value are null or empty."""
+    """As litellm 1.110.2's `keys` manager and `lite keys list` do: fields without a value are null or empty."""
     made = await api.post("/key/generate", {"models": ["small"], "aliases": {}, "duration": "24h", "key_alias": "ci"})
     query = "page=1&size=50&return_full_object=true&include_team_keys=false"
     assert [key["token"] for key in (await api.get(f"/key/list?{query}"))["keys"]] == ["ci"]
