@@ -432,6 +432,23 @@ def test_a_plan_makes_room_for_some_at_a_time() -> None:
     assert plan.ask_again_at == NOW
 
 
+def test_many_that_wait_for_reserved_workers_are_asked_about_when_something_happens() -> None:
+    """What is reserved already needs no further plan, however many wait for it."""
+    models = [model(name) for name in "abcdefghijkl"]
+    machines = [machine(str(number), (12,)) for number in range(6)]
+    busy = [
+        worker(f"{name}1", on=str(number), calls=1, status="reserved" if name != "f" else "ready")
+        for number, name in enumerate("abcdef")
+    ]
+    plan = decide(picture(models, busy, [waits(name, 50) for name in "ghijkl"], machines=machines), NOW)
+    assert told(plan) == [
+        *(f"wait {name} freeing" for name in "ghijk"),
+        "reserve f1 for l",
+        "wait l freeing",
+    ]
+    assert plan.ask_again_at is None
+
+
 def test_a_loading_worker_that_is_seen_counts_once() -> None:
     """Of 24 GiB, one that loads will have 12, of which the device shows 5 as taken; the other 12 are free."""
     loading = replace(worker("a1", 12, status="loading", age_s=2), shares=(Share("gpu0", 12 * GIB, 5 * GIB),))
