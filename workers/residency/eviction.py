@@ -205,7 +205,7 @@ def _within_min(scene: Scene, ranked: list[Leaver]) -> list[Leaver]:
 def keeps(scene: Scene, worker: Worker) -> bool:
     """Return whether a worker stays whatever others want."""
     model = scene.models.get(worker.model)
-    if model is None:
+    if model is None or worker.id in scene.leaving:
         return False
     is_spare = worker.status == "reserved" or scene.count_usable(worker.model) > model.policy.min
     return model.policy.pinned or not is_spare

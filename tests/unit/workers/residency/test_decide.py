@@ -350,6 +350,14 @@ TABLE: dict[str, tuple[Picture, list[str]]] = {
         picture([model("a", 2), model("b", 2)], [worker("a1", 2, calls=1)], [waits("b")], models_max=1),
         ["wait b busy"],
     ),
+    "models_max, the place is promised, and a third waits": (
+        picture([A, B, C], [worker("a1", 2)], [waits("b", 9), waits("c")], models_max=1),
+        ["stop a1 for b", "wait b freeing", "wait c busy"],
+    ),
+    "models_max, a reserved one is not loaded beside itself": (
+        picture([A, B], [worker("a1", 2, calls=1, status="reserved")], [waits("a"), waits("b", 40)], models_max=1),
+        ["wait b freeing", "wait a busy"],
+    ),
     # Devices.
     "the fullest GPU that has room": (
         picture([A, B], [worker("a1", device="gpu1")], [waits("b")], machines=[TWO_GPUS]),
