@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from workers.residency.eviction import Cost, Evictions, Leaver, cost_of, fewest, keeps
 from workers.residency.leaving import dismiss, leave_by_rule
 from workers.residency.packing import Room, estimate, largest_room, pack
-from workers.residency.picture import CPU, Machine, Need, Picture, Share
+from workers.residency.picture import CPU, Machine, Need, Picture, Share, Worker
 from workers.residency.plan import Plan, Reserve, Start, Wait
 from workers.residency.rules import broken_rules, clear_rules
 from workers.residency.scene import Scene, gib, names, seconds
@@ -59,6 +59,8 @@ def _grant(scene: Scene, evictions: Evictions, wish: Wish) -> None:
         scene.release(reserved[0])
         evictions.changed(reserved[0].machine)
         return
+    if wish.cause in ("call", "preload") and (wish.model in scene.promised or scene.num_usable(wish.model)):
+        return  # What `min` keeps serves calls as well.
     machines = _candidates(scene, wish)
     before = len(scene.moments)
     if _start(scene, wish, machines) or wish.cause == "preload":
@@ -237,6 +239,7 @@ def _make_room(scene: Scene, wish: Wish, option: _Option) -> None:
     for model, shares in option.places.items():
         scene.ledger.promise(option.machine.id, shares)
         scene.started_on[option.machine.id].append(model)
+        scene.promised.add(model)
     scene.wait(_freeing(scene, wish, option))
 
 
@@ -272,10 +275,18 @@ def _refused(scene: Scene, wish: Wish, machines: Sequence[Machine], until: float
     return Wait(wish.model, "busy", why, min(overdue_at, until or overdue_at))
 
 
+def _stays(scene: Scene, worker: Worker) -> bool:
+    """Return whether a worker stays if all leave that may: as many of a model's as its `min` says."""
+    model = scene.models.get(worker.model)
+    return keeps(scene, worker) or (model is not None and worker in scene.usable(worker.model)[: model.policy.min])
+
+
 def _could_ever(scene: Scene, wish: Wish, machine: Machine, empty: Room) -> bool:
     """Return whether a wish would fit on a machine, which has so much room without workers, if all that need not stay
     left."""
-    staying = [worker for worker in scene.on_machine[machine.id] if worker.model in wish.models or keeps(scene, worker)]
+    staying = [
+        worker for worker in scene.on_machine[machine.id] if worker.model in wish.models or _stays(scene, worker)
+    ]
     room = dict(empty)
     for worker in staying:
         if worker.id not in scene.leaving:

@@ -44,6 +44,8 @@ class Scene:
         """Model -> workers that this plan starts."""
         self.started_on: dict[str, list[str]] = {machine: [] for machine in self.machines}
         """Machine -> models that this plan starts there, or promises a place."""
+        self.promised: set[str] = set()
+        """Models that memory which is being freed is kept for."""
         self.actions: list[Action] = []
         self.moments: list[float] = []
         """When to decide again though nothing happens."""

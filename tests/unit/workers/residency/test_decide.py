@@ -180,6 +180,11 @@ TABLE: dict[str, tuple[Picture, list[str]]] = {
     ),
     # Numbers of workers.
     "min is kept": (picture([model("a", 4, min=2, max=3)]), ["start a m/gpu0", "start a m/gpu0"]),
+    "what min keeps serves calls": (picture([model("a", 4, min=1, max=3)], [], [waits("a")]), ["start a m/gpu0"]),
+    "what min keeps serves calls, when there is room": (
+        picture([model("a", min=1, max=3), B], [worker("b1", 20)], [waits("a")]),
+        ["stop b1 for a", "wait a freeing"],
+    ),
     "min makes room": (
         picture([model("a", min=1), B], [worker("b1", 20, calls=1)]),
         ["reserve b1 for a", "wait a freeing"],
