@@ -268,8 +268,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     gateway_id = settings.gateway_id or secrets.token_hex(6)
     metrics, in_flight = Metrics(CollectorRegistry()), InFlightRequests()
     catalog = LiveCatalog(settings.catalog, metrics.note_catalog)
-    callers = KnownCallers()
-    keys = Keys(verified=callers.verified)
+    callers, keys = _keys()
     unreadable = Unreadable(lambda kind: metrics.unreadable.labels(kind).inc())
     # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
     process = gateway_process(gateway_id, secrets.token_hex(4))
@@ -324,6 +323,12 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         limit_sync=LimitSync(rate_limits, limit_store),
         usage=usage,
     )
+
+
+def _keys() -> tuple[KnownCallers, Keys]:
+    """Return the callers whose keys were found good, and the keys."""
+    callers = KnownCallers()
+    return callers, Keys(verified=callers.verified)
 
 
 def _fleet(

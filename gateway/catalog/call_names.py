@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from gateway.call import Principal
 from gateway.catalog.jobs import Workers
-from gateway.catalog.names import ModelNames
-from gateway.catalog.rules import AliasRules
+from gateway.catalog.names import AliasRules, ModelNames
 from gateway.errors import InvalidRequest, ModelNotFound, NotSupported, PermissionDenied, Unavailable
 from workers.models.catalog import Job
 

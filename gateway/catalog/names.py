@@ -7,15 +7,15 @@ the job. If a name has several models, all turns of a conversation go to the sam
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.call import Principal
 from gateway.catalog.conversations import rank_targets
 from gateway.catalog.jobs import CANNOT, KIND_OF, Workers, capable_models, default_name, only_model
-from gateway.catalog.rules import rules_of
 from gateway.errors import InvalidRequest, ModelNotFound, NotSupported, PermissionDenied, Unavailable
-from workers.models.catalog import AliasChain, Catalog, Defaults, Job
+from workers.models.catalog import AliasChain, Catalog, Defaults, Entry, Job
 
 MAX_NAMES_TOLD = 20
 
@@ -29,6 +29,27 @@ class ResolvedName(NamedTuple):
     model: str
     stands_in: bool = False
     """Whether `name` replaces an unknown name that the caller sent: the catalog may let such calls use a default."""
+
+
+@dataclass(frozen=True, slots=True)
+class AliasRules:
+    """The parameters of an alias, as `workers.models.alias_parameters` names them and with values as JSON has them."""
+
+    defaults: Mapping[str, Any]
+    """Used where a caller does not say."""
+    fixed: Mapping[str, Any]
+    """Used whatever a caller says."""
+    dropped: tuple[str, ...]
+    """Names of parameters that are taken out of a caller's request."""
+
+
+def rules_of(aliases: Mapping[str, Entry]) -> dict[str, AliasRules]:
+    """Return alias -> its rules, for those of the catalog's aliases that have some."""
+    return {
+        name: AliasRules(entry.defaults.values(), entry.set.values(), entry.strip)
+        for name, entry in aliases.items()
+        if isinstance(entry, AliasChain) and entry.has_parameters
+    }
 
 
 class ModelNames:

@@ -83,7 +83,7 @@ class PlannedWorker:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What a plan has to do with: one machine, or the part of it that a supervisor may use."""
+    """The machine that a plan is for, or the part of it that a supervisor may use."""
 
     cores: int
     devices: tuple[str, ...]

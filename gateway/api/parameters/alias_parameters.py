@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from gateway.api.parameters.base import names_of, synonyms_of
 from gateway.api.parameters.options import LENGTHS
-from gateway.catalog.rules import AliasRules
+from gateway.catalog.names import AliasRules
 from gateway.telemetry.request_log import Ignored
 
 Path = tuple[str, ...]

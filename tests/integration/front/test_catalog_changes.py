@@ -127,6 +127,7 @@ async def test_an_alias_is_added_while_a_call_streams(following: Caller, file: C
         following.model = "gone"
         assert (await chat(following))[0] == 404
         await answer.finish()
+    assert answer.usage is not None
     assert answer.usage["completion_tokens"] == 120, "the call under way has kept what it started with"
 
 

@@ -228,7 +228,8 @@ def test_vectors_and_scores_have_parameters_of_their_own() -> None:
     asked = EmbeddingsDialect().read(json.dumps({"model": "a", "input": "x", "dimensions": 9}).encode(), scope)
     assert asked.width == 4
     native = {"set": {"embd_normalize": -1}}
-    scope = scope_of(ignored_of(native)) | {"query_string": b"model=a"}
+    scope = scope_of(ignored_of(native))
+    scope["query_string"] = b"model=a"
     assert EmbeddingDialect().read(json.dumps({"content": "x"}).encode(), scope).request.normalize == -1
     body = {"model": "a", "query": "q", "documents": ["x", "y"]}
     ranked = RerankDialect().read(json.dumps(body).encode(), scope_of(ignored_of(alias), "/v1/rerank"))
