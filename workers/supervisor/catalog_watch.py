@@ -47,8 +47,7 @@ class CatalogWatch:
         located = with_paths(found, self._file.path)
         # A model may have to be downloaded first: that takes hours, and a stop must not wait for it.
         served = await beside(lambda: self._library.locate_all(located))
-        site = self._site
-        workers = replan(supervisor.wanted, served, site.cores, site.devices, site.host)
+        workers = replan(supervisor.wanted, served, self._site, supervisor.pids)
         if workers != supervisor.wanted:
             supervisor.want(workers)
 

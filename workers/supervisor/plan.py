@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from itertools import count
@@ -119,24 +119,27 @@ def plan(served: Sequence[ModelSpec], cores: int, devices: Sequence[str], host: 
 
 
 def replan(
-    current: Sequence[PlannedWorker], served: Sequence[ModelSpec], cores: int, devices: Sequence[str], host: str
+    current: Sequence[PlannedWorker], served: Sequence[ModelSpec], site: Site, taken: Collection[str] = ()
 ) -> tuple[PlannedWorker, ...]:
     """Return the workers for the models that are served from now on, as near as possible to the current ones. Pure.
 
     A worker whose model is as it was stays as it is, whatever becomes of the others: its share of the cores as well.
-    One whose model has changed keeps its name and, if it still wants as many, its devices. Names of workers that are
-    dropped are not given to others, since those may still drain. Raises CatalogError as `plan` does."""
+    One whose model has changed keeps its name and, if it still wants as many, its devices. New ones get no name that a
+    current one has, nor one of `taken`: workers that were dropped may still drain. Raises CatalogError as `plan` does.
+    """
     left: dict[str, list[PlannedWorker]] = {}
     for worker in current:
         left.setdefault(worker.wanted.name, []).append(worker)
-    names = {worker.name for worker in current}
+    names = {worker.name for worker in current} | set(taken)
     numbers = (number for number in count() if f"worker-{number}" not in names)
     placed: list[PlannedWorker] = []
-    for fresh in plan(served, cores, devices, host):
+    for fresh in plan(served, site.cores, site.devices, site.host):
         before = left.get(fresh.wanted.name)
         if not before:
             number = next(numbers)
-            placed.append(replace_fields(fresh, name=f"worker-{number}", worker_id=f"{host}-{number}", device=None))
+            placed.append(
+                replace_fields(fresh, name=f"worker-{number}", worker_id=f"{site.host}-{number}", device=None)
+            )
             continue
         old = before.pop(0)
         if _is_same(old.wanted, fresh.wanted):
@@ -144,7 +147,7 @@ def replan(
         else:
             device = old.device if old.wanted.gpus == fresh.wanted.gpus else None
             placed.append(replace_fields(fresh, name=old.name, worker_id=old.worker_id, device=device))
-    return tuple(_with_devices(placed, devices))
+    return tuple(_with_devices(placed, site.devices))
 
 
 def _is_same(one: ModelSpec, other: ModelSpec) -> bool:

@@ -25,6 +25,9 @@ from workers.supervisor.plan import PlannedWorker, environment_of
 
 REGISTERED_LOOK_S = 0.1
 
+LEAVING_PATIENCE_S = 30.0
+"""Seconds for which new workers wait until those are gone that are not wanted any more."""
+
 KILL_MARGIN_S = 5.0
 """Seconds that a stopping worker gets beyond its time to drain (`worker_drain_s`); then it is killed."""
 
@@ -42,6 +45,12 @@ class _Post:
     slot: WorkerSlot
     keeping: asyncio.Task[int] | None = None
     """Ends with the last exit code; None: it has not begun."""
+    replacing: asyncio.Task[None] | None = None
+    """Ends when the process that is to be replaced is gone; None: none has been replaced."""
+    is_coming: bool = False
+    """Whether a process with other settings was asked for and has not registered yet."""
+    is_leaving: bool = False
+    """Whether the worker drains because it is not wanted any more."""
 
     @property
     def is_over(self) -> bool:
@@ -91,9 +100,10 @@ class Supervisor:
     def want(self, workers: Sequence[PlannedWorker]) -> None:
         """Have these workers run from now on, without waiting. Those that are told by name and equal go on untouched.
 
-        First, workers that are not among them drain, all at once; then new ones start; then changed ones are replaced,
-        one after the other, each by a process that registers before the next one drains: calls that come meanwhile wait
-        or go to the model's other workers."""
+        First, workers that are not among them drain, all at once; then, or LEAVING_PATIENCE_S later, new ones start;
+        then changed ones are replaced, one after the other, each by a process that registers before the next one
+        drains: calls that come meanwhile wait or go to the model's other workers. No worker may have the name of one
+        that still drains (`pids` has all names that are taken)."""
         self._wanted = tuple(workers)
         self._settled.clear()
         self._changed.set()
@@ -149,29 +159,30 @@ class Supervisor:
 
     async def _arrange(self, tasks: asyncio.TaskGroup, wanted: Sequence[PlannedWorker]) -> None:
         """Keep these workers in place of those that are kept. Return early if others are wanted meanwhile."""
-        named = {worker.name: worker for worker in wanted}
-        gone = [post for name, post in self._posts.items() if name not in named]
-        await asyncio.gather(*(self._dismiss(post) for post in gone))
+        named = {worker.name for worker in wanted}
+        gone = [post for name, post in self._posts.items() if name not in named and not post.is_leaving]
+        if gone:  # they hold memory that new ones may need; but an answer can take an hour
+            await asyncio.wait([tasks.create_task(self._dismiss(post)) for post in gone], timeout=LEAVING_PATIENCE_S)
+        if self._stopping or self._changed.is_set():
+            return
         for worker in wanted:
-            if self._stopping or self._changed.is_set():
-                return
-            post = self._posts.get(worker.name)
-            if post is None:
+            if worker.name not in self._posts:
+                self._console.say(f"paddock: {worker.name} starts: {worker.model.name}")
                 self._begin(tasks, worker)
         broken = set[str]()
         for worker in wanted:
+            post = self._posts[worker.name]
+            if worker.model.name in broken or (post.worker == worker and not post.is_coming):
+                continue
+            await self._exchange(tasks, worker)
             if self._stopping or self._changed.is_set():
                 return
-            post = self._posts[worker.name]
-            if post.worker != worker and worker.model.name not in broken:
-                await self._exchange(tasks, post, worker)
-                if self._posts[worker.name].is_over and not self._stopping:
-                    # Workers that serve are not given up for settings with which none can run.
-                    self._console.say(f"paddock: other workers of {worker.model.name} stay as they are")
-                    broken.add(worker.model.name)
+            if self._posts[worker.name].is_over:
+                # Workers that serve are not given up for settings with which none can run.
+                self._console.say(f"paddock: other workers of {worker.model.name} stay as they are")
+                broken.add(worker.model.name)
 
     def _begin(self, tasks: asyncio.TaskGroup, worker: PlannedWorker) -> None:
-        self._console.say(f"paddock: {worker.name} starts: {worker.model.name}")
         post = self._posts[worker.name] = self._post(worker)
         post.keeping = tasks.create_task(post.slot.keep())
 
@@ -179,21 +190,33 @@ class Supervisor:
         """Drain a worker that is not wanted any more, and forget it."""
         name = post.worker.name
         self._console.say(f"paddock: {name} drains: {post.worker.model.name} is not wanted here any more")
+        post.is_leaving = True
         await post.slot.stop()
-        if self._posts.pop(name, None) is not None:
-            self._remove_files(post.worker)
+        del self._posts[name]
+        self._remove_files(post.worker)
 
-    async def _exchange(self, tasks: asyncio.TaskGroup, post: _Post, worker: PlannedWorker) -> None:
-        """Replace a worker's process by one with other settings; return when it has registered, or has ended."""
-        self._console.say(f"paddock: {worker.name} is being replaced: {worker.model.name} has changed")
-        post.worker = worker
-        await post.slot.replace(self._maker(worker))
-        if post.is_over and not self._stopping:  # it had ended for good; with other settings it may run
-            self._begin(tasks, worker)
-        while not (self._stopping or self._changed.is_set() or self._posts[worker.name].is_over):
-            if await self._fleet.present({worker.worker_id: worker.model.name}) or not post.slot.is_wanted:
+    async def _exchange(self, tasks: asyncio.TaskGroup, worker: PlannedWorker) -> None:
+        """Replace a worker's process by one with other settings; return when that has registered or has ended for good,
+        or when other workers are wanted."""
+        post = self._posts[worker.name]
+        if post.worker != worker:
+            self._console.say(f"paddock: {worker.name} is being replaced: {worker.model.name} has changed")
+            if post.is_over:  # with these settings it may run
+                self._begin(tasks, worker)
+            else:
+                post.worker = worker
+                post.replacing = tasks.create_task(post.slot.replace(self._maker(worker)))
+            post = self._posts[worker.name]
+            post.is_coming = True
+        while not (self._stopping or self._changed.is_set() or post.is_over):
+            is_gone = post.replacing is None or post.replacing.done()
+            if is_gone and (not post.slot.is_wanted or await self._is_registered(worker)):
+                post.is_coming = False
                 return
             await asyncio.sleep(REGISTERED_LOOK_S)
+
+    async def _is_registered(self, worker: PlannedWorker) -> bool:
+        return bool(await self._fleet.present({worker.worker_id: worker.model.name}))
 
     def _child(self, worker: PlannedWorker, recipe: Recipe) -> Child:
         output = self._outputs[worker.name] = Output(worker.name, self._logs, self._console)

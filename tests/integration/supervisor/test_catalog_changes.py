@@ -160,3 +160,26 @@ def test_up_serves_a_model_that_its_catalog_gets(programs: Programs, catalog: Ca
     assert up.worker_pid("worker-0") == pid
     os.kill(pid, 0)
     assert up.stop() == 0, up.text()
+
+
+def test_no_call_fails_while_its_workers_are_replaced(programs: Programs, catalog: Catalog) -> None:
+    catalog.write(catalog.entry("one", ctx=256, workers=2))
+    port = free_port()
+    up = programs.start("up", "--catalog", str(catalog.file), "--port", str(port), "--accounts", "false")
+    up.until("Ctrl-C stops everything")
+    key = (up.state / "first-key").read_text().strip()
+    url, headers = f"http://127.0.0.1:{port}/v1/chat/completions", {"Authorization": f"Bearer {key}"}
+    body = {"model": "one", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "ignore_eos": True}
+    catalog.write(catalog.entry("one", ctx=256, workers=2, sampling={"temperature": 0.0}))
+    answers = set[str]()
+    first = {up.worker_pid("worker-0"), up.worker_pid("worker-1")}
+    deadline = time.monotonic() + 60
+    with httpx2.Client(timeout=60) as client:
+        while first & {up.worker_pid("worker-0"), up.worker_pid("worker-1")}:
+            answer = client.post(url, headers=headers, json=body)
+            assert answer.status_code == 200, answer.text
+            assert time.monotonic() < deadline, up.text()
+        for _ in range(3):
+            answers.add(client.post(url, headers=headers, json=body).json()["choices"][0]["message"]["content"])
+    assert len(answers) == 1, "the new temperature holds"
+    assert up.stop() == 0, up.text()

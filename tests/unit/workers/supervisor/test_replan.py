@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from workers.models.catalog import CatalogError
 from workers.models.spec import LlamaSettings, ModelSpec
-from workers.supervisor.plan import PlannedWorker, plan, replan
+from workers.supervisor.plan import PlannedWorker, Site, plan, replan
 
 BIG = ModelSpec(name="big", path="/m/big.gguf", workers=2)
 SMALL = ModelSpec(name="small", path="/m/small.gguf", workers=1)
@@ -19,9 +19,9 @@ def planned(*models: ModelSpec, devices: tuple[str, ...] = ()) -> tuple[PlannedW
 
 
 def again(
-    current: tuple[PlannedWorker, ...], *models: ModelSpec, devices: tuple[str, ...] = ()
+    current: tuple[PlannedWorker, ...], *models: ModelSpec, devices: tuple[str, ...] = (), taken: tuple[str, ...] = ()
 ) -> tuple[PlannedWorker, ...]:
-    return replan(current, models, 8, devices, "h")
+    return replan(current, models, Site(8, devices, "h"), taken)
 
 
 def shape(workers: tuple[PlannedWorker, ...]) -> list[tuple[str, str, str | None]]:
@@ -49,6 +49,8 @@ def test_a_removed_model_gives_its_name_to_nobody() -> None:
     now = again(first, SMALL, NEW)
     assert shape(now) == [("worker-2", "small", None), ("worker-3", "new", None)]
     assert again(now, SMALL) == now[:1]
+    other = again(now[:1], SMALL, NEW, taken=("worker-0", "worker-2"))
+    assert other[1].name == "worker-1", "worker-0 still drains"
 
 
 def test_a_changed_model_keeps_its_places() -> None:
