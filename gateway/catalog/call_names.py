@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from gateway.call import Principal
@@ -19,7 +19,7 @@ class CallNames:
 
     catalog: ModelNames
     principal: Principal
-    fleet_models: Iterable[str]
+    fleet_models: Collection[str]
     adapters: Mapping[str, str]
     workers: Workers
     job: Job | None
@@ -38,6 +38,9 @@ class CallNames:
         name = name or self.model
         if name in found:
             return found[name] if self.principal.may_use(name) else None
+        own = (self.catalog.models, self.catalog.aliases, self.fleet_models, self.adapters)
+        if name and any(name in names for names in own):
+            return None
         known = (self.fleet_models, self.adapters, self.workers)
         try:
             resolved = self.catalog.resolve_call(name, self.principal, *known, job=self.job, complete=self.is_complete)

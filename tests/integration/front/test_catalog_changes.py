@@ -12,7 +12,9 @@ import pytest
 
 from tests.integration.front.conftest import NARROW, NARROW_KEY
 from tests.integration.front.test_fallbacks import asked, chat, counted
+from tests.integration.front.test_responses_socket import text_of
 from tests.support.caller import Caller, calling
+from tests.support.socket_caller import connected
 from tests.support.stack import Process, Stack
 
 SOON_S = 10.0
@@ -219,6 +221,14 @@ async def test_every_dialect_gets_what_the_alias_sets(following: Caller, file: C
     following.model = "quick"
     _, body, _ = await asked(following, path, **SHORT[path])
     assert "t6" in json.dumps(body), "the model's own name has no parameters"
+
+
+async def test_an_open_socket_follows_the_catalog(following: Caller, file: CatalogFile, stack: Stack) -> None:
+    async with connected(following.url, stack.key, "house") as socket:
+        assert "t6" in text_of(await socket.answer(input="hi", store=False, max_output_tokens=7))
+        file.swap({**FIRST, "aliases": {"house": {"targets": ["quick"], "set": {"max_tokens": 2}}}})
+        await reloaded(following)
+        assert text_of(await socket.answer(input="hi", store=False, max_output_tokens=7)) == "t0 t1 "
 
 
 async def test_a_key_that_may_not_use_the_alias_gets_nothing_of_it(following: Caller, file: CatalogFile) -> None:
