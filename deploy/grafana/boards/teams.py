@@ -130,8 +130,8 @@ LEDGER = Row(
     (
         Panel(
             "Usage on its way",
-            "Records of calls that the database does not have yet, wherever they wait; and the entries of them in Redis, "
-            "of up to 100 records each.",
+            "Records of calls that the database does not have yet, wherever they wait; and the entries of them in "
+            "Redis, of up to 100 records each.",
             (
                 Query("sum(paddock_usage_waiting_records)", "Records"),
                 Query("max(paddock_usage_stream_entries)", "Entries in Redis"),
@@ -140,8 +140,8 @@ LEDGER = Row(
         ),
         Panel(
             "Wait for the database",
-            "How long usage has waited while the database took none. The second line is what waits in Redis alone: where "
-            "it is at 0 and the first is not, records wait on the disks of gateways.",
+            "How long usage has waited while the database took none. The second line is what waits in Redis alone: "
+            "where it is at 0 and the first is not, records wait on the disks of gateways.",
             (
                 Query("max(paddock_usage_waiting_seconds)", "Anywhere"),
                 Query("max(paddock_ledger_lag_seconds)", "In Redis"),
