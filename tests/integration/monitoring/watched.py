@@ -34,7 +34,7 @@ class Watched:
 
 @contextmanager
 def watched(folder: Path, *, waits: str = SCRAPE) -> Iterator[Watched]:
-    """Two gateways, an accounts service, two workers of the demo model with both tiers of cache; a model without a worker.
+    """Two gateways, an accounts service, two workers of the demo model with both tiers of cache; a model without one.
 
     `waits`: takes the place of every alert's `for`; their expressions are as they are shipped.
     """
