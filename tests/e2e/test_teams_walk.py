@@ -160,19 +160,11 @@ def place(request: pytest.FixtureRequest, databases: Databases, tmp_path_factory
             up.until("Ctrl-C stops everything")
             [url], [key] = (re.findall(rf"^ *{name} +(\S+)", up.text(), re.M) for name in ("address", "API key"))
             running = Place(url.removesuffix("/v1"), key, up.state, provider)
-            wait_for_tables(running)
+            Asker(running.url, key).ask("GET", "/admin/teams")  # at once
             yield running
             assert up.stop() == 0, up.text()
         finally:
             programs.close()
-
-
-def wait_for_tables(place: Place) -> None:
-    """Wait until the accounts service has made its tables; models answer before that."""
-    first, deadline = Asker(place.url, place.key), time.monotonic() + KNOWN_S
-    while first.send("GET", "/admin/teams").status_code == 503:
-        assert time.monotonic() < deadline
-        time.sleep(POLL_S)
 
 
 @pytest.fixture(params=["api", "commands"])
