@@ -11,6 +11,7 @@ import msgspec
 
 from accounts.access.records import KEY, USER, Kind, RecordT, Stored
 from accounts.errors import Conflict, Invalid
+from accounts.protocol.sign_on import TOKEN_KEY_PREFIX
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 Document = dict[str, Any]
@@ -86,6 +87,11 @@ def require_name(name: str, kind: Kind[Any]) -> None:
         raise Invalid(
             f"{name!r} is no name for a {kind.name}: use letters, digits and `_ . @ + : = -`, and begin with none of "
             "`. : = -`.",
+            param="name",
+        )
+    if kind is KEY and name.startswith(TOKEN_KEY_PREFIX):
+        raise Invalid(
+            f"{name!r} is no name for a key: calls with tokens of single sign-on count as `{TOKEN_KEY_PREFIX}NAME`.",
             param="name",
         )
 
