@@ -115,7 +115,7 @@ def _require_current(change: Change) -> None:
     if actor.key and not actor.of_settings:
         own = records.find(change.connection, KEY, actor.key)
         if own is not None or audit.was_deleted(change.connection, KEY.name, actor.key):
-            rights.require_key_current(actor, own and own.record, change.now)
+            rights.require_key_current(actor, None if own is None else own.record, change.now)
     user = records.find(change.connection, USER, actor.user) if actor.user else None
     if user is not None and user.record.blocked:
         raise Forbidden(f"The user {actor.user} is blocked. Ask an admin.")

@@ -11,7 +11,7 @@ import msgspec
 
 from accounts.access.records import KEY, USER, Kind, RecordT, Stored
 from accounts.errors import Conflict, Invalid
-from accounts.protocol.sign_on import TOKEN_KEY_PREFIX
+from accounts.protocol.sign_on import PERSON_PREFIX
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 Document = dict[str, Any]
@@ -89,9 +89,9 @@ def require_name(name: str, kind: Kind[Any]) -> None:
             "`. : = -`.",
             param="name",
         )
-    if kind is KEY and name.startswith(TOKEN_KEY_PREFIX):
+    if kind is KEY and name.startswith(PERSON_PREFIX):
         raise Invalid(
-            f"{name!r} is no name for a key: calls with tokens of single sign-on count as `{TOKEN_KEY_PREFIX}NAME`.",
+            f"{name!r} is no name for a key: calls with tokens of single sign-on count as `{PERSON_PREFIX}NAME`.",
             param="name",
         )
 

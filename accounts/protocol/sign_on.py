@@ -29,7 +29,7 @@ from accounts.protocol.records import Name
 
 SECURE_COOKIE, PLAIN_COOKIE = "__Host-paddock", "paddock"
 """The cookies with a browser's session key: by TLS, which no other host or page can set, and without."""
-TOKEN_KEY_PREFIX = "user:"
+PERSON_PREFIX = "user:"
 """Beginning of the key id of calls with a token; the user's name follows. No key may have such a name."""
 MAX_FILE_BYTES = 1 << 20
 DEFAULT_SESSION_S = 12 * 3600.0

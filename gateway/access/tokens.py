@@ -17,7 +17,7 @@ from accounts.oidc.people import Person, granted, person_of
 from accounts.oidc.providers import KnownProvider, Providers
 from accounts.oidc.verification import TokenRefused, is_token, valid_until, verify
 from accounts.protocol.records import MAX_NAME_CHARS, AccessRecord
-from accounts.protocol.sign_on import TOKEN_KEY_PREFIX
+from accounts.protocol.sign_on import PERSON_PREFIX
 from gateway.access.directory import Directory
 from gateway.back_pressure import provider_unavailable
 from gateway.call import Principal
@@ -123,7 +123,7 @@ class Tokens:
 
 def _key_id(user: str) -> str:
     """Return the key id of a user's calls; a long name is cut, and told apart by a hash."""
-    name = TOKEN_KEY_PREFIX + user
+    name = PERSON_PREFIX + user
     if len(name) <= MAX_NAME_CHARS:
         return name
     return f"{name[: MAX_NAME_CHARS - 13]}~{hashlib.sha256(user.encode()).hexdigest()[:12]}"

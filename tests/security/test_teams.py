@@ -124,8 +124,8 @@ async def set_up(fleet: Fleet) -> None:
         {"name": "blue-ci", "team": "blue"},
         {"name": "blue-ann", "team": "blue", "user": "ann@example.com"},
     ]
-    for key in wanted:
-        KEYS[key["name"]] = (await fleet.must("POST", "/admin/keys", key))["key"]
+    for fields in wanted:
+        KEYS[fields["name"]] = (await fleet.must("POST", "/admin/keys", fields))["key"]
     await asyncio.sleep(KNOWN_S)
     await fleet.must("PATCH", "/admin/keys/blue-ci", {"metadata": {"note": "of blue"}}, "blue-lead")
     for key in ("blue-ci", "blue-ann"):
@@ -301,7 +301,12 @@ async def test_a_key_that_is_not_trusted_names_no_end_user(fleet: Fleet) -> None
         "x_openwebui_user_email": "boss@example.com",
         "x_request_id": "of-a-guest",
     }
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "user": "boss", "safety_identifier": "boss"}
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "hi"}],
+        "user": "boss",
+        "safety_identifier": "boss",
+    }
     body["metadata"] = {"user_id": "boss", "user_api_key": "first", "team": "blue"}
     answer = await fleet.ask("POST", "/v1/chat/completions", "red-ci", body, **headers)
     assert answer.status == 200

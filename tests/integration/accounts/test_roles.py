@@ -186,7 +186,9 @@ async def test_a_blocked_person_changes_nothing_with_a_key_or_a_token(teams: Adm
         await teams.post("/admin/teams", {"name": f"green-{number}"}, caller)
     await teams.post("/admin/users/boss/block")
     for caller in callers:
-        assert "boss is blocked" in (await teams.refused(403, "POST", "/admin/teams", {"name": "grey"}, caller))["message"]
+        assert (
+            "boss is blocked" in (await teams.refused(403, "POST", "/admin/teams", {"name": "grey"}, caller))["message"]
+        )
 
 
 async def test_a_key_of_the_settings_is_none_of_the_database(teams: AdminApi) -> None:

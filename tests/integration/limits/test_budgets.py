@@ -185,7 +185,7 @@ async def test_keys_of_the_settings_count_for_their_team(stack: Stack, admin: Ad
 
     async def is_in_ledger() -> bool:
         (budget,) = (await admin.must("GET", "/admin/budgets?kind=team&name=white"))["data"]
-        return abs(budget["spent"] - 4 * CALL_COST) < 1e-9
+        return bool(abs(budget["spent"] - 4 * CALL_COST) < 1e-9)
 
     await admin.until(is_in_ledger, "the team's budget has what the key of the settings spent")
     await admin.must("POST", "/admin/teams/white/block")

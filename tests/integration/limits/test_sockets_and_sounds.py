@@ -74,7 +74,7 @@ async def transcribe(
 ) -> tuple[int, Any]:
     """Status and answer of a sound that is sent."""
     headers = {"Content-Type": CONTENT_TYPE.decode(), "Authorization": f"Bearer {key}"}
-    data = BytesIO(form(*{"file": WAV, "model": model, **fields}.items()))
+    data = BytesIO(form(("file", WAV), ("model", model), *fields.items()))
     async with session.post(f"{gateway.url}/v1/audio/transcriptions", data=data, headers=headers) as answer:
         return answer.status, await answer.json()
 
