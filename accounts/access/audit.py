@@ -149,3 +149,14 @@ def hash_of(row: Any) -> str:
 
 def _decoded(text: str | None) -> dict[str, Any] | None:
     return None if text is None else msgspec.json.decode(text, type=dict[str, Any])
+
+
+def was_deleted(connection: Connection, kind: str, name: str) -> bool:
+    """Return whether the last change of a record of this name deleted it."""
+    last = connection.execute(
+        select(audit.c.action)
+        .where(audit.c.kind == kind, audit.c.subject == name)
+        .order_by(audit.c.number.desc())
+        .limit(1)
+    ).scalar()
+    return last == "delete"
