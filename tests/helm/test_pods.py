@@ -60,7 +60,7 @@ def pods_of(found: Rendered, component: str) -> list[Object]:
 def settings_of(
     kind: type[sources.S], of: Object, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> sources.Reading[sources.S]:
-    assert of["command"] == ["paddock", program]
+    assert of["command"] == ["paddock", *program.split()]
     for name, value in plain_env(of, KNOWN).items():
         monkeypatch.setenv(name, value)
     return sources.read(kind, [], known=known_settings())
@@ -117,7 +117,7 @@ def test_what_is_fetched_lies_where_the_worker_looks(file: Path | None, monkeypa
         told = plain_env(container(pod), KNOWN)
         for first in pod.get("initContainers", ()):
             with monkeypatch.context() as patch:
-                reading = settings_of(SupervisorSettings, first, patch, "fetch")
+                reading = settings_of(SupervisorSettings, first, patch, "models pull")
             assert reading.warnings == ()
             (model,) = wanted(reading.settings).models
             assert model.hf
