@@ -22,6 +22,7 @@ from accounts.settings import AccountsSettings
 from gateway.bench import options as bench
 from gateway.commands import chat
 from gateway.commands.accounts import command as admin
+from gateway.commands.imports import command as imports
 from gateway.settings import GatewaySettings, UpSettings
 from workers.commands import cache, command, drain
 from workers.commands.models import command as models
@@ -77,6 +78,7 @@ def whole_parser(summaries: Mapping[str, str]) -> ArgumentParser:
     _add_parts(add("models"), models_parts, SupervisorSettings)
     add("completion").add_argument("shell", choices=SHELLS)
     add("config").add_argument("part", choices=CONFIG_PARTS)
+    add("import", imports.make_parser())
     add("redis").add_argument("part", choices=("acl",))
     admin.add_commands(parsers, summaries)
     return root
