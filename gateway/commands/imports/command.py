@@ -59,12 +59,21 @@ def main(args: Sequence[str]) -> int:
     try:
         options = make_parser().parse_args(args)
         imported = _import(read(options.file), options)
-        checked(imported)
-        _write(imported, options)
+        return _finish(imported, options)
     except Unusable as error:
         return command.complain([str(error)])
     except OSError as error:
         return command.complain([f"import: {error.filename}: {error.strerror}; name a file that you may write"])
+
+
+def _finish(imported: Imported, options: Namespace) -> int:
+    """Check and write the catalog, tell what it does not have, and return the exit code. Raises OSError."""
+    try:
+        checked(imported)
+        _write(imported, options)
+    except Unusable as error:
+        _tell(imported, has_access_file=True)
+        return command.complain([str(error)])
     _tell(imported, has_access_file=options.access is not None)
     return int(Exit.OK)
 
@@ -107,7 +116,5 @@ def _tell(imported: Imported, *, has_access_file: bool) -> None:
         lines.append(f"not needed in Paddock: {', '.join(sorted(source.unneeded))}")
     if imported.access and not has_access_file:
         lines.append("limits and keys are left out; give --access FILE, and apply it with `paddock apply -f FILE`")
-    if has_access_file and not imported.access:
-        lines.append("there are no limits and no keys, so the file of --access was not written")
     for line in lines:
         print(f"paddock: {line}", file=sys.stderr)

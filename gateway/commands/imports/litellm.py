@@ -23,6 +23,7 @@ LOCAL = frozenset(
     {"ollama", "ollama_chat", "hosted_vllm", "vllm", "lm_studio", "llamafile", "xinference", "huggingface"}
 )
 """Providers that are servers of one's own, which have weights that Paddock may serve."""
+PRICES = frozenset({"input_cost_per_token", "output_cost_per_token"})
 MILLION = 1_000_000
 
 INSTEAD: Mapping[str, str] = {
@@ -63,9 +64,9 @@ UNNEEDED = frozenset(
         *("routing_strategy_args", "enable_pre_call_checks", "set_verbose", "json_logs", "store_model_in_db"),
         *("model_info", "api_base", "api_key", "api_version", "custom_llm_provider", "stream", "num_workers"),
         *("disable_cooldowns", "health_check_interval", "background_health_checks", "proxy_batch_write_at"),
-        *("telemetry", "force_ipv4", "modify_params", "keep_alive", "redact_user_api_key_info", "weight", "order"),
-        *("supports_function_calling", "supports_vision", "id", "base_model", "mode", "litellm_provider"),
-        *("input_cost_per_token", "output_cost_per_token", "max_input_tokens", "max_output_tokens"),
+        *("telemetry", "force_ipv4", "modify_params", "keep_alive", "redact_user_api_key_info", "order"),
+        *("supports_function_calling", "supports_vision", "id", "base_model", "litellm_provider"),
+        *("max_input_tokens", "max_output_tokens"),
     }
 )
 SECTIONS = ("router_settings", "litellm_settings", "general_settings")
@@ -98,12 +99,16 @@ def import_litellm(source: Source, sources: Mapping[str, str]) -> Imported:
         keys: Keys = ("model_list", place)
         if (found := _deployment(imported, keys, source.mapping(keys, value), sources)) is not None:
             by_name.setdefault(found.name, []).append(found)
-    fallbacks = dict(_fallbacks(source, by_name))
+    fallbacks = {}
+    for name, others in _fallbacks(source, by_name):
+        for at, other in others:
+            if other not in by_name:
+                source.note(at, f"{other} is not served by the catalog")
+        fallbacks[name] = tuple(other for _, other in others if other in by_name)
     taken: set[str] = set()
     for name, deployments in by_name.items():
         _add(imported, name, deployments, fallbacks.get(name, ()), {*by_name, *taken})
         taken |= {model.entry["name"] for model in imported.models}
-    _drop_unknown_fallbacks(imported)
     _add_aliases(imported)
     _note_settings(source)
     return imported
@@ -144,7 +149,7 @@ def _weights(upstream: str, own: str) -> tuple[str, str]:
     """Return where a model's weights are: `path` or `hf`, and the text for it; two empty texts: that is not known."""
     if own:
         return weights_field(own), own
-    model = upstream.partition("/")[2]
+    model = upstream if upstream.startswith(("hf.co/", "huggingface.co/")) else upstream.partition("/")[2]
     found = HUB.match(model)
     if found is not None and (model.startswith(("hf.co/", "huggingface.co/")) or found[1].lower().endswith("gguf")):
         return "hf", found[1] + (f":{found[2]}" if found[2] else "")
@@ -167,8 +172,8 @@ def _extras(source: Source, keys: Keys, params: Mapping[str, Any], info: Mapping
         entry["llama"] = {"embeddings": True} if mode == "embedding" else {"pooling": "rank"}
     for parameter in sorted(SAMPLING & params.keys()):
         entry.setdefault("sampling", {})[parameter] = params[parameter]
-    _note_rest(source, (*keys, "litellm_params"), params, SAMPLING | LIMITS.keys() | {"model"})
-    _note_rest(source, (*keys, "model_info"), info, frozenset())
+    _note_rest(source, (*keys, "litellm_params"), params, SAMPLING | LIMITS.keys() | PRICES | {"model", "weight"})
+    _note_rest(source, (*keys, "model_info"), info, PRICES | {"mode"})
     return entry
 
 
@@ -194,10 +199,10 @@ def _note_price(source: Source, keys: Keys, name: str, values: Mapping[str, Any]
         source.note(keys, f"prices are set by `paddock prices set {name} {flags}`")
 
 
-def _fallbacks(source: Source, known: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each name and the names that stand in for it, where the file says so."""
-    listed: dict[str, tuple[str, ...]] = {}
-    everywhere: tuple[str, ...] = ()
+def _fallbacks(source: Source, known: Mapping[str, Any]) -> Iterator[tuple[str, tuple[tuple[Keys, str], ...]]]:
+    """Yield each name and the names that stand in for it, each with its place in the file."""
+    listed: dict[str, tuple[tuple[Keys, str], ...]] = {}
+    everywhere: tuple[tuple[Keys, str], ...] = ()
     for section in ("litellm_settings", "router_settings"):
         settings = source.mapping((section,), source.document.get(section))
         for place, value in enumerate(source.listing((section, "fallbacks"), settings.get("fallbacks"))):
@@ -205,14 +210,18 @@ def _fallbacks(source: Source, known: Mapping[str, Any]) -> Iterator[tuple[str, 
             for name, others in source.mapping(at, value).items():
                 if name not in known and name != "*":
                     source.note((*at, name), f"{name} is not served by the catalog")
-                listed[name] = tuple(str(other) for other in source.listing((*at, name), others))
-        default = settings.get("default_fallbacks")
-        everywhere = tuple(map(str, source.listing((section, "default_fallbacks"), default))) or everywhere
+                listed[name] = _names(source, (*at, name), others)
+        at = (section, "default_fallbacks")
+        everywhere = _names(source, at, settings.get("default_fallbacks")) or everywhere
     everywhere = listed.get("*", everywhere)
     for name in known:
-        others = listed.get(name, tuple(other for other in everywhere if other != name))
+        others = listed.get(name, tuple(one for one in everywhere if one[1] != name))
         if others:
             yield name, others
+
+
+def _names(source: Source, keys: Keys, value: Any) -> tuple[tuple[Keys, str], ...]:
+    return tuple(((*keys, place), str(name)) for place, name in enumerate(source.listing(keys, value)))
 
 
 def _add(
@@ -247,20 +256,6 @@ def _free_name(name: str, upstream: str, taken: set[str]) -> str:
     return next(free for free in wanted if free not in taken)
 
 
-def _drop_unknown_fallbacks(imported: Imported) -> None:
-    """Remove names that the catalog does not have from the chains."""
-    known = {*imported.aliases, *(model.entry["name"] for model in imported.models)}
-    for name, chain in imported.aliases.items():
-        left = [other for other in chain.get("fallbacks", ()) if other in known]
-        for other in chain.get("fallbacks", ()):
-            if other not in known:
-                imported.source.note((), f"{other}, which stands in for {name}, is not served by the catalog")
-        if left:
-            chain["fallbacks"] = left
-        else:
-            chain.pop("fallbacks", None)
-
-
 def _add_aliases(imported: Imported) -> None:
     """Add the further names of models."""
     source, chains = imported.source, dict(imported.aliases)
@@ -286,8 +281,10 @@ def _note_settings(source: Source) -> None:
 def _note_rest(source: Source, keys: Keys, part: Mapping[str, Any], read: frozenset[str]) -> None:
     """Note each setting of a part that nothing has read."""
     for name in part:
+        if name in read:
+            continue
         if name in UNNEEDED:
             source.unneeded.add(name)
-        elif name not in read:
+        else:
             instead = f"; {INSTEAD[name]}" if INSTEAD.get(name) else ""
             source.note((*keys, name), f"it has no counterpart{instead}")

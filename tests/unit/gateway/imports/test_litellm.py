@@ -99,7 +99,7 @@ def test_what_has_no_counterpart_is_told_with_its_line(tmp_path: Path, capsys: p
         "environment_variables: {A: b}": "environment_variables: it has no counterpart; set them for the process",
     }.items():
         assert f"paddock: line {numbers[mark]}: {said}" in made.told, made.told
-    assert "claude, which stands in for chat, is not served by the catalog" in made.told
+    assert "router_settings.fallbacks[0].chat[0]: claude is not served by the catalog" in made.told
     assert "model_group_alias.lost: claude is not served by the catalog" in made.told
     assert "router_settings.fallbacks[1].gone: gone is not served by the catalog" in made.told
     assert "# - name: claude" in made.text
