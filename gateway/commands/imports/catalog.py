@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from textwrap import wrap
 from typing import Any
@@ -65,11 +65,19 @@ def checked(imported: Imported) -> dict[str, Any]:
 
 
 def _readable(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a catalog that this version reads: one without `residency` takes a catalog without it."""
-    if "residency" in ModelSpec.__struct_fields__:
-        return document
-    models = [{name: value for name, value in model.items() if name != "residency"} for model in document["models"]]
-    return {name: value for name, value in document.items() if name != "groups"} | {"models": models}
+    """Return the part of a catalog that this version reads: without what it has no residency or alias parameters
+    for."""
+    found = dict(document)
+    if "residency" not in ModelSpec.__struct_fields__:
+        found = {name: value for name, value in found.items() if name != "groups"}
+        found["models"] = [_without(model, {"residency"}) for model in found["models"]]
+    if "strip" not in catalog.AliasChain.__struct_fields__ and "aliases" in found:
+        found["aliases"] = {name: _without(entry, {"strip", "set"}) for name, entry in found["aliases"].items()}
+    return found
+
+
+def _without(value: Any, names: Set[str]) -> Any:
+    return {name: one for name, one in value.items() if name not in names} if isinstance(value, dict) else value
 
 
 def catalog_text(imported: Imported) -> str:

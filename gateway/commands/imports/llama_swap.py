@@ -9,6 +9,7 @@ import hashlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -16,6 +17,7 @@ from gateway.commands.imports.catalog import Imported, Model
 from gateway.commands.imports.llama_server import BadOption, read_command
 from gateway.commands.imports.options import VARIABLES
 from gateway.commands.imports.source import Keys, Source, Unusable, weights_field
+from workers.models.default_sampling import DefaultSampling
 
 MACRO = re.compile(r"\$\{([A-Za-z0-9_.-]+)\}")
 MAX_DEPTH = 16
@@ -25,10 +27,23 @@ SWAP_GROUP = "swap"
 """Name of the group of models that are in none: llama-swap has one of these at a time."""
 TEAM = "imported"
 MOST_PRIORITY = 100
-SAMPLING = frozenset(
-    {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repeat_penalty", "seed"}
+SETTABLE = frozenset(
+    {
+        *DefaultSampling.__struct_fields__,
+        *("max_tokens", "min_tokens", "n", "stop", "ignore_eos", "cache_prompt", "context_shift"),
+        *("enable_thinking", "reasoning_effort", "chat_template_kwargs"),
+    }
 )
-"""Parameters of `setParams` that a catalog has as defaults."""
+"""Parameters that an alias can set."""
+DROPPABLE = SETTABLE | {"tools", "tool_choice", "logprobs", "top_logprobs", "logit_bias", "response_format", "priority"}
+"""Parameters that an alias can drop."""
+
+NAMED_BESIDE = {
+    "enable_thinking": "enable_thinking",
+    "thinking": "enable_thinking",
+    "reasoning_effort": "reasoning_effort",
+}
+"""Variable of a chat template -> the parameter that sets it in Paddock."""
 
 INSTEAD: Mapping[str, str] = {
     "healthCheckTimeout": "set start_timeout_s",
@@ -54,6 +69,23 @@ UNNEEDED = frozenset(
 READ = frozenset({"cmd", "env", "aliases", "ttl", "filters", "concurrencyLimit", "macros"})
 
 
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Changes of the parameters that callers of a model send."""
+
+    dropped: tuple[str, ...]
+    fixed: dict[str, Any]
+    by_name: dict[str, dict[str, Any]]
+    """Name for the model -> parameters that calls by this name have besides."""
+
+    def chain(self, model: str, name: str) -> dict[str, Any] | str:
+        """Return the alias by which a name has these changes, for a model; the model itself if there are none."""
+        fixed = self.fixed | self.by_name.get(name, {})
+        dropped = [parameter for parameter in self.dropped if parameter not in fixed]
+        parts = {**({"strip": dropped} if dropped else {}), **({"set": fixed} if fixed else {})}
+        return {"targets": [model], **parts} if parts else model
+
+
 def import_llama_swap(source: Source, variables: Mapping[str, str], sources: Mapping[str, str]) -> Imported:
     """Return the catalog that a file of llama-swap makes. `variables`: the environment, for `${env.NAME}`; `sources`:
     model -> GGUF file or model of the hub in place of what its command says. Raises Unusable."""
@@ -65,7 +97,7 @@ def import_llama_swap(source: Source, variables: Mapping[str, str], sources: Map
         known = _Macros(source, {**macros, **source.mapping((*keys, "macros"), model.get("macros"))}, name, variables)
         if (entry := _entry(imported, keys, name, model, known, sources.get(name, ""))) is not None:
             imported.models.append(Model(keys, entry))
-            _add_aliases(imported, keys, name, model)
+            _add_names(imported, keys, entry, model, _read_filters(source, keys, model, known))
     _add_groups(imported)
     _add_preloads(imported)
     _add_keys(imported, variables)
@@ -129,7 +161,6 @@ def _entry(
         source.note((*keys, "cmd"), "it names no model (-m or -hf); the model is left out, unless --source names one")
         return None
     _apply_variables(source, keys, variables, entry)
-    _apply_filters(source, keys, model, entry)
     entry["residency"] = {"min": 0, "max": 1, "ttl_s": _ttl(source, keys, model)}
     if limit := model.get("concurrencyLimit"):
         imported.access.setdefault("aliases", []).append({"name": name, "limits": {"max_parallel": limit}})
@@ -194,26 +225,40 @@ def _apply_variables(source: Source, keys: Keys, variables: Mapping[str, str], e
             source.note((*keys, "env"), f"{name} has no counterpart for one model; set it for `paddock up`")
 
 
-def _apply_filters(source: Source, keys: Keys, model: dict[str, Any], entry: dict[str, Any]) -> None:
+def _read_filters(source: Source, keys: Keys, model: dict[str, Any], macros: _Macros) -> Filters:
+    """Return what a model's filters make of its callers' parameters, as far as an alias can do it. Raises Unusable."""
     at = (*keys, "filters")
     filters = source.mapping(at, model.get("filters"))
+    dropped: list[str] = []
     for name in ("stripParams", "strip_params"):
-        if filters.get(name):
-            told = "callers' own parameters are kept; what they do not say is in `sampling`"
-            source.note((*at, name), f"{filters[name]}: {told}")
-    for name in ("setParams", "set_params"):
-        for parameter, value in source.mapping((*at, name), filters.get(name)).items():
-            if parameter in SAMPLING:
-                entry.setdefault("sampling", {})[parameter] = value
-                source.note((*at, name, parameter), "it is a default in `sampling` now: a caller may say otherwise")
-            elif parameter == "chat_template_kwargs" and isinstance(value, dict):
-                entry.setdefault("chat_template_kwargs", {}).update(value)
-            else:
-                source.note((*at, name, parameter), "it has no counterpart; callers have to send it")
-    if filters.get("setParamsByID"):
-        source.note(
-            (*at, "setParamsByID"), "names with parameters of their own have no counterpart; callers send these"
-        )
+        for parameter in re.split(r"[,\s]+", macros.replaced((*at, name), str(filters.get(name) or ""))):
+            if parameter in DROPPABLE:
+                dropped.append(parameter)
+            elif parameter:
+                source.note((*at, name), f"{parameter} can't be dropped by an alias; it is left out")
+    fixed = {
+        parameter: value
+        for name in ("setParams", "set_params")
+        for parameter, value in _settable(source, (*at, name), filters.get(name)).items()
+    }
+    by_name = source.mapping((*at, "setParamsByID"), filters.get("setParamsByID"))
+    names = {
+        macros.replaced((*at, "setParamsByID"), name): _settable(source, (*at, "setParamsByID", name), value)
+        for name, value in by_name.items()
+    }
+    return Filters(tuple(dict.fromkeys(dropped)), fixed, names)
+
+
+def _settable(source: Source, keys: Keys, value: Any) -> dict[str, Any]:
+    """Return the parameters that an alias can set, and note the others. Raises Unusable."""
+    found = source.mapping(keys, value)
+    for parameter in found.keys() - SETTABLE:
+        source.note((*keys, parameter), "an alias can't set it; callers have to send it")
+    settable = {parameter: value for parameter, value in found.items() if parameter in SETTABLE}
+    variables = source.mapping((*keys, "chat_template_kwargs"), settable.pop("chat_template_kwargs", None))
+    settable |= {NAMED_BESIDE[name]: value for name, value in variables.items() if name in NAMED_BESIDE}
+    others = {name: value for name, value in variables.items() if name not in NAMED_BESIDE}
+    return settable | ({"chat_template_kwargs": others} if others else {})
 
 
 def _ttl(source: Source, keys: Keys, model: dict[str, Any]) -> int:
@@ -227,21 +272,31 @@ def _ttl(source: Source, keys: Keys, model: dict[str, Any]) -> int:
     return ttl
 
 
-def _add_aliases(imported: Imported, keys: Keys, name: str, model: dict[str, Any]) -> None:
-    for place, alias in enumerate(imported.source.listing((*keys, "aliases"), model.get("aliases"))):
+def _add_names(imported: Imported, keys: Keys, entry: dict[str, Any], model: dict[str, Any], filters: Filters) -> None:
+    """Add a model's aliases. If calls by its own name have changed parameters, that name is an alias, too, and the
+    model gets another. Raises Unusable."""
+    source, name = imported.source, entry["name"]
+    at = (*keys, "aliases")
+    if filters.chain(name, name) != name:
+        entry["name"] = f"{name}-model"
+        source.note((*keys, "filters"), f"{name} is an alias that changes parameters, of the model {entry['name']}")
+        imported.aliases[name] = filters.chain(entry["name"], name)
+    for place, alias in enumerate(source.listing(at, model.get("aliases"))):
         known = alias.get("id") if isinstance(alias, dict) else alias
         if not isinstance(known, str):
-            raise imported.source.error((*keys, "aliases", place), "must be a name, or an object with an `id`")
+            raise source.error((*at, place), "must be a name, or an object with an `id`")
         if known in imported.aliases:
-            raise imported.source.error(
-                (*keys, "aliases", place), f"{known} is an alias already; remove one of the two"
-            )
-        imported.aliases[known] = name
+            raise source.error((*at, place), f"{known} is an alias already; remove one of the two")
+        imported.aliases[known] = filters.chain(entry["name"], known)
+    for known in filters.by_name:
+        imported.aliases.setdefault(known, filters.chain(entry["name"], known))
+    if imported.aliases.get(name) == name:
+        del imported.aliases[name]
 
 
 def _add_groups(imported: Imported) -> None:
     """Add groups to the catalog, and each model to one. A model of no group is swapped with all others of no group."""
-    source, entries = imported.source, {model.entry["name"]: model.entry for model in imported.models}
+    source, entries = imported.source, {str(model.keys[-1]): model.entry for model in imported.models}
     costs, in_groups = _costs(source), set[str]()
     for name, entry in entries.items():
         entry["residency"].update({"priority": costs[name]} if name in costs else {})
@@ -302,6 +357,7 @@ def _add_preloads(imported: Imported) -> None:
     entries = {model.entry["name"]: model.entry for model in imported.models}
     for place, name in enumerate(names):
         known = imported.aliases.get(str(name), str(name))
+        known = known["targets"][0] if isinstance(known, dict) else known
         if known in entries:
             entries[known]["residency"]["preload"] = True
         else:

@@ -30,7 +30,7 @@ TOKENS = {"bos": "bos_token_id", "eos": "eos_token_id", "eot": "eot_token_id", "
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a header says of its file. Numbers are 0 where it does not say."""
+    """The contents of a header that people ask for. Numbers are 0 where it does not say."""
 
     kind: str
     """`model`, `projector`, `adapter` or another `general.type`."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from workers.commands.models.parser import Unusable
 from workers.models.catalog import Catalog
 from workers.models.files import PART, SPLIT, SUFFIX, first_part, parts
 from workers.models.library import Library
 from workers.models.spec import NO_PROJECTOR, ModelSpec
+from workers.sources import nearest
 from workers.supervisor import state_folder
 
 QUANT = re.compile(
@@ -127,6 +129,25 @@ def running_files(state_dir: Path) -> Mapping[Path, tuple[str, ...]]:
             for part in parts(source.path) if source.path else ():
                 found[part.resolve()][source.use] = None
     return {path: tuple(uses) for path, uses in found.items()}
+
+
+def chosen(items: Sequence[Item], names: Iterable[str], command: str) -> tuple[Item, ...]:
+    """Return the items of these names, each once: references, names of the catalog's models, or files, as `models
+    list` names them. Raises Unusable."""
+    return tuple({item.name: item for name in names for item in _of(items, name, command)}.values())
+
+
+def _of(items: Sequence[Item], name: str, command: str) -> list[Item]:
+    found = [item for item in items if item.name == name]
+    found = found or [item for item in items if name in item.used_by]
+    path = Path(name).absolute()
+    found = found or [item for item in items if path in {file.absolute() for file in item.files}]
+    if not found:
+        known = [*(item.name for item in items), *(use for item in items for use in item.used_by)]
+        raise Unusable(
+            f"models {command}: {name}: not found{nearest(name, known)}; `paddock models list` lists what is"
+        )
+    return found
 
 
 def real_paths(files: Iterable[Path]) -> frozenset[Path]:

@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from workers.commands.models.choice import chosen
-from workers.commands.models.inventory import Item, real_paths, take_inventory
+from workers.commands.models.inventory import Item, chosen, real_paths, take_inventory
 from workers.commands.models.parser import Request, Unusable
 from workers.models.hub.progress import size_text
 from workers.models.library import Library, ModelUnusable, wanted

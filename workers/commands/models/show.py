@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from workers.commands.layout import card, write_number
-from workers.commands.models.choice import chosen
 from workers.commands.models.facts import Facts, read_facts
-from workers.commands.models.inventory import Item, take_inventory
+from workers.commands.models.inventory import Item, chosen, take_inventory
 from workers.commands.models.parser import Request, Unusable
 from workers.llama.gguf import read_header
 from workers.llama.native import ModelError

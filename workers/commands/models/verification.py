@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from workers.commands.models.choice import chosen
-from workers.commands.models.inventory import Item, take_inventory
+from workers.commands.models.inventory import Item, chosen, take_inventory
 from workers.commands.models.parser import Request
 from workers.llama.gguf import read_header
 from workers.llama.native import ModelError

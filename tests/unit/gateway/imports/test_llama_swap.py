@@ -34,8 +34,8 @@ models:
     ttl: 0
     name: Coder
     filters:
-      stripParams: "temperature, top_p"
-      setParams: {top_k: 20, chat_template_kwargs: {effort: low}, cache_prompt: true}
+      stripParams: "temperature, top_p, cache_salt"
+      setParams: {top_k: 20, chat_template_kwargs: {effort: low}, user: x}
       setParamsByID: {"${MODEL_ID}:high": {top_k: 1}}
   embedder:
     cmd: ${bin} -m /models/embed.gguf --embeddings -ub 2048
@@ -66,15 +66,13 @@ def test_a_whole_house_moves(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert made.code == 0, made.told
     assert made.document["models"] == [
         {
-            "name": "coder",
+            "name": "coder-model",
             "llama": {"flash_attn": "on"},
             "path": "/models/my coder.gguf",
             "slots": 2,
             "ctx": 8192,
             "kv_tokens": 16384,
             "gpus": 2,
-            "sampling": {"top_k": 20},
-            "chat_template_kwargs": {"effort": "low"},
             "residency": {"min": 0, "max": 1, "ttl_s": 0, "group": "large", "preload": True},
         },
         {
@@ -95,7 +93,12 @@ def test_a_whole_house_moves(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             "residency": {"min": 0, "max": 1, "ttl_s": 0, "group": "large"},
         },
     ]
-    assert made.document["aliases"] == {"gpt-4o": "coder", "gpt-4o-mini": "coder"}
+    strip, fixed = ["temperature", "top_p"], {"top_k": 20, "chat_template_kwargs": {"effort": "low"}}
+    chain = {"targets": ["coder-model"], "strip": strip, "set": fixed}
+    assert made.document["aliases"] == {
+        **dict.fromkeys(("coder", "gpt-4o", "gpt-4o-mini"), chain),
+        "coder:high": {**chain, "set": fixed | {"top_k": 1}},
+    }
     assert made.document["groups"] == {"large": {"at_once": 1, "exclusive": True}}
     digest = hashlib.sha256(b"sk-one").hexdigest()
     assert made.access == {
@@ -113,20 +116,27 @@ def test_what_has_no_counterpart_is_told_with_its_line(tmp_path: Path, capsys: p
     for mark, said in {
         "healthCheckTimeout: 300": "healthCheckTimeout: it has no counterpart; set start_timeout_s",
         "    name: Coder": "models.coder.name: it has no counterpart",
-        '      stripParams: "temperature, top_p"': "models.coder.filters.stripParams: temperature, top_p: callers' own",
+        '      stripParams: "temperature, top_p, cache_salt"': (
+            "models.coder.filters.stripParams: cache_salt can't be dropped by an alias"
+        ),
+        "    filters:": "models.coder.filters: coder is an alias that changes parameters, of the model coder-model",
         "    cmd: vllm serve Qwen/Qwen3-8B --port ${PORT}": "models.other.cmd: vllm is no llama-server",
         "peers:": "peers: it has no counterpart; there is nothing for servers elsewhere",
         "  on_startup: {preload: [gpt-4o, other]}": "hooks.on_startup.preload[1]: other is no model of the catalog",
     }.items():
         number = numbers[mark]
         assert any(line.startswith(f"paddock: line {number}: {said}") for line in lines), (said, made.told)
-    assert "setParams.cache_prompt: it has no counterpart" in made.told
+    assert "setParams.user: an alias can't set it" in made.told
     assert "models.coder.env: GGML_LOG has no counterpart for one model; set it for `paddock up`" in made.told
     assert "apiKeys[1]: left out: " in made.told
     assert "the variable NOT_SET is not set" in made.told
     assert lines[-1] == "paddock: not needed in Paddock: --port, checkEndpoint, startPort"
     # The catalog has them too, above the model that they belong to.
-    assert made.text.index("models.coder.name") < made.text.index("- name: coder") < made.text.index("- name: embedder")
+    assert (
+        made.text.index("models.coder.name")
+        < made.text.index("- name: coder-model")
+        < made.text.index("- name: embedder")
+    )
     assert all(line.lstrip().startswith("#") for line in made.text.splitlines() if "no counterpart" in line)
 
 
@@ -195,3 +205,12 @@ def test_mistakes_name_the_place(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (made.code, made.text, made.access) == (Exit.USAGE, "", {})
     assert f"paddock: {tmp_path / 'config.yaml'}: " in made.told
     assert said in made.told
+
+
+def test_names_with_parameters_of_their_own_leave_the_model_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filters = "{setParamsByID: {'${MODEL_ID}': {}, '${MODEL_ID}:high': {chat_template_kwargs: {reasoning_effort: high}}}}"
+    made = imported(tmp_path, capsys, f"models: {{a: {{cmd: llama-server -m a.gguf, filters: {filters}}}}}")
+    assert made.document["aliases"] == {"a:high": {"targets": ["a"], "set": {"reasoning_effort": "high"}}}
+    assert made.model("a")["path"] == "a.gguf"
