@@ -1,4 +1,4 @@
-"""docs/models.md: its examples of `paddock import` give what stands there, and the catalog's reader takes it."""
+"""docs/migration.md: its examples of `paddock import` give what stands there, and the catalog's reader takes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.commands.imports.catalog import _readable
 from tests.unit.gateway.imports.importing import run
 from workers.models.catalog import convert
 
-PAGE = (Path(__file__).parents[4] / "docs" / "models.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "migration.md").read_text()
 BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [line.strip() for line in re.findall(r"^    (paddock import .*)$", PAGE, re.MULTILINE)]
 
