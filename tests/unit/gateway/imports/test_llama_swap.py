@@ -210,7 +210,8 @@ def test_mistakes_name_the_place(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_names_with_parameters_of_their_own_leave_the_model_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    filters = "{setParamsByID: {'${MODEL_ID}': {}, '${MODEL_ID}:high': {chat_template_kwargs: {reasoning_effort: high}}}}"
+    high = "{chat_template_kwargs: {reasoning_effort: high}}"
+    filters = "{setParamsByID: {'${MODEL_ID}': {}, '${MODEL_ID}:high': " + high + "}}"
     made = imported(tmp_path, capsys, f"models: {{a: {{cmd: llama-server -m a.gguf, filters: {filters}}}}}")
     assert made.document["aliases"] == {"a:high": {"targets": ["a"], "set": {"reasoning_effort": "high"}}}
     assert made.model("a")["path"] == "a.gguf"
