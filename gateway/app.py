@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from accounts.oidc.providers import Providers
-from accounts.protocol.records import read_records
+from accounts.protocol.records import TeamLimits, read_records
 from accounts.protocol.sign_on import read_sign_on
 from gateway.access import first_key
 from gateway.access.control import AccessControl, RouteToken
@@ -309,7 +309,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         dispatcher=dispatcher,
         resolver=resolver,
         pipeline=pipeline,
-        recordings=_recordings(settings, redis, gateway_id),
+        recordings=_recordings(settings, redis, gateway_id, keys.directory.storage),
         sockets=sockets,
         in_flight=in_flight,
         gauges=GaugeCollector(metrics, fleet, admission, dispatcher.workers, names.models, leaving, sockets),
@@ -362,7 +362,8 @@ def _handlers(
     models = partial(answer_models, listing.show, ModelInfos(names, fleet).show)
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     of_sockets = (core.sockets, Memories(settings.socket_bytes_per_team), bounds)
-    responses = ResponseRecords(redis, settings.response_ttl_s, settings.responses_bytes_per_team)
+    storage_of = core.keys.directory.storage
+    responses = ResponseRecords(redis, settings.response_ttl_s, settings.responses_bytes_per_team, storage_of)
     enabled = EnabledRoutes(settings.slots_endpoint, settings.metrics_endpoint)
     circuits, queues = core.dispatcher.workers.circuits, QueueInspector(redis)
     targets = [address for address in settings.gateway_targets.split(",") if address]
@@ -390,7 +391,7 @@ def _handlers(
         "explain": ExplainRoute(reader, pipeline.adapters, circuits, fleet, core.admission, queues, chat).answer,
         "metrics": MetricsPage(core.metrics.registry, core.gauges.update, shared_ports, targets).answer,
         "targets": Targets(fleet, targets).answer,
-        **native_handlers(calls, reader, fleet, core.desired_adapters, desired_models, chat, enabled),
+        **native_handlers(calls, reader, fleet, core.desired_adapters, desired_models, chat, enabled, storage_of),
         **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),
     }
 
@@ -423,9 +424,11 @@ def _usage(settings: GatewaySettings, redis: redis.asyncio.Redis, metrics: Metri
     return open_usage(settings.state_dir, settings.usage_journal_mib * MIB, stream, metrics, prices.cost_of)
 
 
-def _recordings(settings: GatewaySettings, redis: redis.asyncio.Redis, gateway_id: str) -> Recordings:
+def _recordings(
+    settings: GatewaySettings, redis: redis.asyncio.Redis, gateway_id: str, limits_of: Callable[[str], TeamLimits]
+) -> Recordings:
     bounds = StreamBounds(settings.resume_streams_per_team, settings.resume_bytes_per_team)
-    quota = StreamQuota(redis, bounds, settings.resume_ttl_s)
+    quota = StreamQuota(redis, bounds, settings.resume_ttl_s, limits_of)
     return Recordings(StreamLog(redis, settings.resume_ttl_s), quota, gateway_id, settings.resume_buffer_bytes)
 
 
