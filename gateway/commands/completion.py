@@ -87,7 +87,8 @@ def whole_parser(summaries: Mapping[str, str]) -> ArgumentParser:
 def _add_parts(parser: ArgumentParser, parts: Mapping[str, ArgumentParser], settings: type[BaseSettings]) -> None:
     commands = parser.add_subparsers()
     for name, part in parts.items():
-        _add_settings(commands.add_parser(name, help=part.description or name, parents=[part], add_help=False), settings)
+        about = part.description or name  # a command without help is not completed
+        _add_settings(commands.add_parser(name, help=about, parents=[part], add_help=False), settings)
 
 
 def _add_settings(parser: ArgumentParser, settings: type[BaseSettings], names: Sequence[str] | None = None) -> None:
