@@ -351,6 +351,17 @@ def test_a_cache_of_other_programs_is_left_alone(machine: Machine) -> None:
     assert not done.files["owner/plain"].exists()
 
 
+def test_a_record_that_leads_elsewhere_removes_nothing(machine: Machine) -> None:
+    own = machine.folder / "own.gguf"
+    own.write_bytes(GGUF)
+    machine.volume.mkdir()
+    (machine.volume / "fetched.json").write_text(json.dumps({"owner/plain": str(own)}))
+    refused = machine.run("rm", "owner/plain", "--force")
+    assert refused.code == Exit.USAGE
+    assert f"models rm: {own} is not in {machine.volume}; remove it yourself" in refused.err
+    assert own.exists()
+
+
 def test_a_file_tells_what_it_is(machine: Machine) -> None:
     file = machine.catalog(f"{{name: demo, path: {DEMO_MODEL}, adapters: [{{name: a, hf: owner/lora}}]}}")
     done = machine.run("show", "demo", "--catalog", file)

@@ -41,7 +41,10 @@ def run(request: Request) -> Exit:
 def _check_free(item: Item, library: Library, *, is_forced: bool) -> None:
     """Raise Unusable if an item must not be removed, or not without --force."""
     outside = [file for file in item.files if not file.absolute().is_relative_to(library.folder)]
-    if outside and not item.is_of_hub:
+    # The record of a shared folder may have been written by others: it must not lead to files of another kind.
+    if any(file.exists() and file.resolve().parent.name != "blobs" for file in outside) or (
+        outside and not item.is_of_hub
+    ):
         raise Unusable(f"models rm: {outside[0]} is not in {library.folder}; remove it yourself if nobody needs it")
     if is_forced:
         return
