@@ -69,7 +69,7 @@
       value: {{ $model.name | quote }}
     - name: PADDOCK_HF
       value: {{ $model.hf | quote }}
-    {{- include "paddock.settingsEnv" (dict "settings" (pick $model "speculation" "adapters")) | nindent 4 }}
+    {{- include "paddock.settingsEnv" (dict "settings" (pick $model "speculation" "adapters" (ternary "projector" "" (eq (default "" $model.projector) "none")))) | nindent 4 }}
     {{- if include "paddock.hasSecret" (dict "root" .root "key" "hf-token" "value" .root.Values.secrets.hfToken) }}
     - name: HF_TOKEN
       valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" .root }}, key: hf-token}}
