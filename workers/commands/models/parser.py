@@ -69,7 +69,11 @@ def make_parser(name: str, subcommand: Subcommand) -> Parser:
 
 def add_settings(parser: ArgumentParser) -> None:
     """Add a supervisor's settings as flags, all of which take a value; `given` returns those of a command line."""
-    group = parser.add_argument_group("settings", "Each is also a variable and a key of the config file.")
+    about = (
+        "All flags of `paddock supervisor`, such as --catalog, --hf, --models-dir, --models-mib and --offline; each is "
+        "also a variable and a key of the config file."
+    )
+    group = parser.add_argument_group("settings", about)
     for name in SupervisorSettings.model_fields:
         group.add_argument(flag(name), dest=f"setting.{name}", metavar="VALUE", default=SUPPRESS, help=SUPPRESS)
 
