@@ -49,6 +49,8 @@ class Change:
     now: float
     number: int = 0
     """Number of its last row in the audit; 0: nothing was changed."""
+    dry_run: bool = False
+    """Whether nothing of it stays: it is told to nobody."""
     is_published: bool = True
     """After the end of `Changes.begin`: whether gateways can read the change in Redis."""
 
@@ -82,7 +84,9 @@ class Change:
         after: dict[str, Any] | None,
     ) -> None:
         """Write the audit's row of a change that the caller makes itself on this connection."""
-        self.number = audit.append(self.connection, self.actor, action, kind, subject, team, before, after)
+        self.number = audit.append(
+            self.connection, self.actor, action, kind, subject, team, before, after, is_logged=not self.dry_run
+        )
 
 
 class Changes:
@@ -100,7 +104,7 @@ class Changes:
         with self.database.transaction() as connection:
             if not self.database.is_sqlite:
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))
-            change = Change(connection, actor, time())
+            change = Change(connection, actor, time(), dry_run=dry_run)
             yield change
             if dry_run:
                 connection.rollback()

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from accounts.protocol.key_format import new_key
-from accounts.protocol.records import FIRST_KEY_NAME, AccessRecord, digest
+from accounts.protocol.records import FIRST_KEY_NAME, RESERVED_PREFIXES, AccessRecord, digest, reserved_name
 from gateway.client import ConnectionFailed, Timeout
 from gateway.commands.accounts import flags
 from gateway.commands.accounts.api import Answer, path_of
@@ -168,6 +168,8 @@ def _make_static(options: Namespace) -> str:
     """Return a new key and its record, or the record of the key whose hash is given. Raises Unusable."""
     if options.name == FIRST_KEY_NAME:
         raise Unusable(f"keys make: {FIRST_KEY_NAME!r} is the first key's name; preset that one with PADDOCK_API_KEY")
+    if options.name.startswith(RESERVED_PREFIXES):
+        raise Unusable(f"keys make: {reserved_name(options.name)}")
     key = "" if options.sha256 else new_key()
     document = document_of(options, STATIC_FLAGS)
     fields = {name: value for name, value in document.items() if value is not None}
