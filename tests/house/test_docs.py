@@ -53,6 +53,9 @@ def test_every_command_is_documented() -> None:
     told = page("settings.md")
     parts = (
         "cache show",
+        "import",
+        "models list",
+        "models pull",
         "cache erase",
         "config show",
         "config schema",

@@ -17,7 +17,6 @@ from gateway.commands.accounts import flags
 from gateway.commands.accounts.api import Answer, path_of
 from gateway.commands.accounts.flags import add_flags, document_of, limit_flags_beside
 from gateway.commands.accounts.kinds import KEY, TEAM, Kind, describe
-from gateway.commands.accounts.layout import card, table
 from gateway.commands.accounts.parser import (
     Call,
     Parser,
@@ -29,6 +28,7 @@ from gateway.commands.accounts.parser import (
     add_paging,
     more_text,
 )
+from workers.commands.layout import card, table
 
 KEEP = """Keep the key now: it is shown this once, and only its hash is stored. Its holder sends it with every call:
 Authorization: Bearer {key}"""
