@@ -11,7 +11,7 @@ import msgspec
 
 from accounts.access.records import KEY, USER, Kind, RecordT, Stored
 from accounts.errors import Conflict, Invalid
-from accounts.protocol.records import STORAGE_LIMITS
+from accounts.protocol.records import RESERVED_PREFIXES, STORAGE_LIMITS, reserved_name
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 Document = dict[str, Any]
@@ -20,7 +20,7 @@ Document = dict[str, Any]
 METADATA_BYTES = 16 << 10
 VERSION = "version"
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_@+][A-Za-z0-9_.@+:=-]*")
-"""Names go into paths, Redis keys and labels of metrics. Those of aliases are any model's."""
+"""The pattern of names, which go into paths, Redis keys and labels of metrics. Aliases have models' names instead."""
 _FAULT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
@@ -89,6 +89,9 @@ def require_name(name: str, kind: Kind[Any]) -> None:
             "`. : = -`.",
             param="name",
         )
+    if kind is KEY and name.startswith(RESERVED_PREFIXES):
+        message = reserved_name(name)
+        raise Invalid(f"{message[0].upper()}{message[1:]}.", param="name")
 
 
 def required(document: Document, field: str) -> str:

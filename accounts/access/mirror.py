@@ -56,7 +56,7 @@ class Mirror:
             return str(found), audit.last_number(connection)
 
     def since(self, number: int) -> tuple[list[Published], int]:
-        """Return what is to be published of the next changes after a number, and the number of the last of these."""
+        """Return the records to publish for the next changes after a number, and the number of the last of these."""
         table = audit_rows
         with self._database.reading() as connection:
             rows = connection.execute(
@@ -91,7 +91,7 @@ class Mirror:
         yield [prices_now]
 
     def differences(self, page: list[Published], found: Mapping[str, bytes]) -> list[Published]:
-        """Return what of the page Redis does not hold already."""
+        """Return the records of a page that Redis does not hold already."""
         return [change for change in page if found.get(change.member) != change.record]
 
     def _change(self, connection: Connection, kind: str, name: str) -> Published | None:
@@ -120,7 +120,7 @@ class Adoption:
         self._secret = secret
 
     def prepare(self) -> None:
-        """Make what every database has: its id, and the organisation and team of whatever names none."""
+        """Make what every database has: its id, and the organisation and team of records that name none."""
         with self._changes.begin(rights.system("system")) as change:
             connection = change.connection
             if connection.execute(select(facts.c.value).where(facts.c.name == DATABASE_ID)).scalar() is None:
@@ -159,7 +159,7 @@ class Adoption:
                         kept = msgspec.structs.replace(before.record, sha256=record.sha256)
                         change.save("adopt", KEY, before, msgspec.structs.replace(before, record=kept))
                         num_taken_in += 1
-                elif _was_deleted(change.connection, name):
+                elif audit.was_deleted(change.connection, KEY.name, name):
                     deleted.append(f"{KEY_MEMBER}{name}")
                 elif record.sha256 in hashes:
                     log.warning("the key %s in Redis is not taken into the database: another one has its hash", name)
@@ -174,23 +174,22 @@ class Adoption:
 
 def price_list(connection: Connection) -> PriceListRecord:
     """Return the price list as gateways get it."""
-    currency = connection.execute(select(facts.c.value).where(facts.c.name == CURRENCY)).scalar()
+    return PriceListRecord(currency=read_currency(connection), prices=read_prices(connection))
+
+
+def read_currency(connection: Connection) -> str:
+    """Return the currency of prices, costs and budgets."""
+    found = connection.execute(select(facts.c.value).where(facts.c.name == CURRENCY)).scalar()
+    return PriceListRecord().currency if found is None else str(found)
+
+
+def read_prices(connection: Connection) -> tuple[Price, ...]:
+    """Return all prices, those of a model by their dates."""
     rows = connection.execute(select(prices.c.record).order_by(prices.c.model, prices.c.valid_from)).scalars()
     decode = msgspec.json.Decoder(Price).decode
-    blank = PriceListRecord()
-    return PriceListRecord(currency=currency or blank.currency, prices=tuple(decode(row) for row in rows))
+    return tuple(decode(row) for row in rows)
 
 
 def _decode(kind: Kind[Any], text: str) -> AnyRecord:
     found: AnyRecord = msgspec.json.decode(text, type=kind.record)
     return found
-
-
-def _was_deleted(connection: Connection, name: str) -> bool:
-    last = connection.execute(
-        select(audit_rows.c.action)
-        .where(audit_rows.c.kind == KEY.name, audit_rows.c.subject == name)
-        .order_by(audit_rows.c.number.desc())
-        .limit(1)
-    ).scalar()
-    return last == "delete"

@@ -25,7 +25,7 @@ from gateway.call import CallBounds, Principal, Subject
 
 
 class Directory:
-    """Every record of access but the keys'. Empty without an accounts service: then a team is a name and no more."""
+    """All records of access but those of keys. It is empty without an accounts service: a team is a mere name then."""
 
     def __init__(self) -> None:
         self.version = 0

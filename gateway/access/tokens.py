@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from accounts.oidc.people import Person, granted, person_of
 from accounts.oidc.providers import KnownProvider, Providers
 from accounts.oidc.verification import TokenRefused, is_token, valid_until, verify
-from accounts.protocol.records import MAX_NAME_CHARS, AccessRecord
+from accounts.protocol.records import MAX_NAME_CHARS, PERSON_PREFIX, AccessRecord
+from accounts.protocol.sign_on import SignOn
 from gateway.access.directory import Directory
 from gateway.back_pressure import provider_unavailable
 from gateway.call import Principal
@@ -24,8 +25,6 @@ from gateway.errors import AuthenticationFailed, PermissionDenied, TokenNotAccep
 
 MAX_REMEMBERED = 10_000
 """Maximum number of verified tokens that are remembered; the one that was used longest ago is forgotten first."""
-PREFIX = "user:"
-"""Beginning of the key id of calls with a token; the user's name follows."""
 
 
 @dataclass(slots=True)
@@ -56,6 +55,10 @@ class Tokens:
         self._directory = directory
         self._verified: OrderedDict[bytes, _Verified] = OrderedDict()
         """SHA-256 of a token -> what is known of it, the one used last at the end."""
+
+    async def run(self) -> None:
+        """Keep the providers' keys fresh, until cancelled."""
+        await self.providers.run()
 
     def takes(self, key: bytes) -> bool:
         """Return whether what a request has in place of an API key is to be read as a token."""
@@ -122,9 +125,14 @@ class Tokens:
         return replace(self._directory.principal(record), by_token=True)
 
 
+def tokens_of(sign_on: SignOn, directory: Directory, verified: Callable[[bytes], None]) -> Tokens:
+    """Return what authenticates the tokens of the providers of a setting `oidc`."""
+    return Tokens(Providers(sign_on), directory, verified)
+
+
 def _key_id(user: str) -> str:
     """Return the key id of a user's calls; a long name is cut, and told apart by a hash."""
-    name = PREFIX + user
+    name = PERSON_PREFIX + user
     if len(name) <= MAX_NAME_CHARS:
         return name
     return f"{name[: MAX_NAME_CHARS - 13]}~{hashlib.sha256(user.encode()).hexdigest()[:12]}"

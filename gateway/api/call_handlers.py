@@ -117,6 +117,7 @@ class CallHandlers:
                     job,
                     read_ttft_deadline(scope),
                     conversation,
+                    adapters=asked.requests[0].adapters,
                     held_bytes=body.num_bytes,
                 )
                 asked, call = await self.media.prepare(asked, call, body.hold, receive)

@@ -65,8 +65,8 @@ class ModelNames:
         """Names of the models in the catalog."""
         self.tags = {model.name: model.tags for model in catalog.models} if catalog is not None else {}
         """Model -> its tags in the catalog."""
-        self.meant = frozenset(model.name for model in catalog.models if model.workers) if catalog else frozenset()
-        """Models for which the catalog asks for at least one worker."""
+        self.meant = frozenset(model.name for model in catalog.models if model.policy.min) if catalog else frozenset()
+        """Models for which the catalog asks for at least one worker at all times."""
         self._defaults = Defaults() if catalog is None else catalog.default
         self._takes_unknown = catalog is not None and catalog.unknown_model == "default"
         self.scales: dict[str, dict[str, float]] = {}

@@ -53,6 +53,8 @@ PROGRESS_S = 5.0
 POLL_S = 0.03
 ASKED_S = 2.0
 """Seconds within which a gateway answers whether it is ready. A connection to one that does not run yet waits."""
+ACCOUNTS_READY_S = 5.0
+"""Maximum seconds for which the welcome waits for the accounts service, whose database may be away."""
 KILL_MARGIN_S = 5.0
 
 SOCKET_LOOK_S = 1.0
@@ -377,6 +379,10 @@ class Machine:
 
     async def _gateway_agrees(self, path: str, listener: socket.socket, key: str = "") -> bool:
         """Return whether a gateway answers a GET of this path with 200 soon. One that is not there yet does not."""
+        return await self._status_of(path, listener, key) == 200
+
+    async def _status_of(self, path: str, listener: socket.socket, key: str) -> int:
+        """Return the status with which a gateway answers a GET of this path; 0: it does not answer soon."""
         try:
             async with asyncio.timeout(ASKED_S):
                 reader, writer = await self._connect(listener)
@@ -384,9 +390,21 @@ class Machine:
                     bearer = f"Authorization: Bearer {key}\r\n" if key else ""
                     head = f"GET {path} HTTP/1.1\r\nHost: paddock\r\n{bearer}Connection: close\r\n\r\n"
                     writer.write(head.encode())
-                    return b" 200 " in await reader.readline()
+                    status = (await reader.readline()).split()[1:2]
+                    return int(status[0]) if status and status[0].isdigit() else 0
         except (OSError, TimeoutError):
-            return False
+            return 0
+
+    async def _wait_for_accounts(self, key: str) -> None:
+        """Wait until teams and keys can be managed, though not for long: models are served without that."""
+        ends = time.monotonic() + ACCOUNTS_READY_S
+        listener = self._listeners.admin or self._listeners.shared
+        while not self._over.is_set() and await self._status_of("/admin/teams/default", listener, key) in (0, 503):
+            if time.monotonic() > ends:
+                told = "the accounts service is not ready, its log says why; models are served without it"
+                self._console.say(f"paddock: {told}")
+                return
+            await asyncio.sleep(POLL_S)
 
     async def _connect(self, listener: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if listener.family == socket.AF_UNIX:
@@ -394,10 +412,13 @@ class Machine:
         encrypted = None if self._settings.tls_cert is None else unverified()
         return await asyncio.open_connection(sockets.host_of(self._settings.host), port_of(listener), ssl=encrypted)
 
+    @property
+    def _asks_for_certificates(self) -> bool:
+        return self._settings.tls_client_ca is not None and self._listeners.port is not None
+
     async def _is_refused(self, key: str) -> bool:
         """Return whether the gateways know no such key."""
-        settings = self._settings
-        if settings.tls_client_ca is not None and self._listeners.port is not None:
+        if self._asks_for_certificates:
             return False  # without a client's certificate they don't say
         return not await self._gateway_agrees("/v1/models", self._listeners.shared, key)
 
@@ -412,6 +433,8 @@ class Machine:
         key = self._settings.api_key or filed
         if key and await self._is_refused(key):
             key = ""  # it was the file's; this Redis had another first key already
+        if key and self._settings.accounts and not self._asks_for_certificates:
+            await self._wait_for_accounts(key)
         kept_in = key_file if key and key == filed else None
         models = tuple(dict.fromkeys(worker.model.name for worker in self._workers))
         targets = self._listeners.targets(self._settings.host)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from gateway.adapters.choice import first_adapter
 from gateway.back_pressure import stopping
 from gateway.call import Call, Principal
 from gateway.catalog.call_names import CallNames
@@ -15,6 +16,7 @@ from gateway.routing.retries import Reason
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import UNMETERED, Meter, RequestLog
 from workers.models.catalog import Job
+from workers.protocol.requests import AdapterUse
 
 MAX_NAME_CHARS = 128
 """Maximum number of characters of an unknown model's name in the request's trace; the rest is cut off."""
@@ -73,12 +75,14 @@ class CallResolver:
         begin_by: float = 0.0,
         conversation: Callable[[], str] | None = None,
         *,
+        adapters: Sequence[AdapterUse] = (),
         held_bytes: int = 0,
         strict: bool = False,
     ) -> Call:
         """Return a new call. `alias`: the model's name; empty: the default model. `job`: what the model is asked to
         do; None: the call only asks about the model. `conversation` returns a hash that picks one of the models that
-        share the name. `begin_by` and `held_bytes` as in `Call`, `strict` as in `ModelNames.resolve_call`.
+        share the name. `adapters`: those that the request names beside its model. `begin_by` and `held_bytes` as in
+        `Call`, `strict` as in `ModelNames.resolve_call`.
 
         Raises Stopping, ModelNotFound, Unavailable, PermissionDenied; NotSupported if the model can't do the job;
         InvalidRequest if `alias` is empty and several models could be meant."""
@@ -116,8 +120,8 @@ class CallResolver:
             fallbacks=models[1:],
             held_bytes=held_bytes,
         )
-        request_log.adapter = call.adapter
         call = self._served(call, request_log)
+        request_log.adapter = call.adapter or first_adapter(adapters, tuple(fleet.contents.get(call.model, ())))
         if job is not None:
             request_log.meter = self._begin_meter(call, request_log)
         return call

@@ -382,7 +382,13 @@ class Metrics:
         )
         self.usage_stream = usage.gauge(
             "paddock_usage_stream_entries",
-            "entries of the stream of usage in Redis, of all gateways; at most `usage_stream_max`",
+            "entries of the stream of usage in Redis, of all gateways; at most `paddock_usage_stream_max_entries`",
+            (),
+            When.HAPPENS,
+        )
+        self.usage_stream_max = usage.gauge(
+            "paddock_usage_stream_max_entries",
+            "bound of the stream of usage in Redis (`usage_stream_max`), beyond which records stay on gateways' disks",
             (),
             When.HAPPENS,
         )

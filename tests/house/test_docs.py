@@ -25,6 +25,7 @@ from workers.models.spec import AdapterSpec, LlamaSettings, ModelSpec
 from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol import keys
 from workers.protocol.exits import FINAL, RESTARTED, Exit
+from workers.residency.policy import Group, Residency
 from workers.settings import WorkerSettings
 from workers.sources import default_text, flag, variable
 
@@ -53,6 +54,9 @@ def test_every_command_is_documented() -> None:
     told = page("settings.md")
     parts = (
         "cache show",
+        "import",
+        "models list",
+        "models pull",
         "cache erase",
         "config show",
         "config schema",
@@ -94,7 +98,7 @@ def test_the_example_catalog_is_valid(tmp_path: Path) -> None:
     "struct",
     [
         *(Catalog, ModelSpec, AdapterSpec, LlamaSettings, DefaultSampling, SpeculationSettings, DraftSpec),
-        *(AliasChain, Target, AliasParameters),
+        *(AliasChain, Target, AliasParameters, Residency, Group),
     ],
 )
 def test_every_field_of_a_catalog_is_documented(struct: type[msgspec.Struct]) -> None:

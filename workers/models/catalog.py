@@ -27,6 +27,7 @@ from workers.models.spec import (
 )
 from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol.requests import Name
+from workers.residency.policy import Group, Residency, shared_faults
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -99,13 +100,24 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Literal["refuse", "default"],
         Meta(description="what becomes of a call for a name that nobody has; default: it is taken as if it named none"),
     ] = "refuse"
+    groups: dict[Name, Group] = {}
+    """Name -> what the models that give it as their `residency.group` do to each other and to others."""
+    models_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=4096,
+            description="most models that are loaded on a machine at once, as llama-server's `--models-max`; 0: as "
+            "many as memory holds",
+        ),
+    ] = 0
 
 
 FIELDS = sorted(
     field.name
     for struct in (
         *(Catalog, Defaults, ModelSpec, LlamaSettings, TensorOverride, ControlVectorSpec, DefaultSampling),
-        *(SpeculationSettings, DraftSpec, AliasChain, Target, AliasParameters),
+        *(SpeculationSettings, DraftSpec, AliasChain, Target, AliasParameters, Residency, Group),
     )
     for field in msgspec.structs.fields(struct)
 )
@@ -151,6 +163,9 @@ def check(catalog: Catalog, origin: str) -> Catalog:
         else:
             _check_chain(where, alias, entry, names, catalog.aliases)
             _check_parameters(where, entry)
+    policies = {model.name: model.policy for model in catalog.models}
+    for place, fault in shared_faults(policies, catalog.groups, catalog.models_max):
+        raise CatalogError(f"{origin}: {place}: {fault}")
     for job, name in msgspec.structs.asdict(catalog.default).items():
         if name is not None and name not in names and name not in catalog.aliases:
             known = _listed({*names, *catalog.aliases})
@@ -271,23 +286,25 @@ def convert(document: Any, origin: str) -> Catalog:
         catalog = msgspec.convert(document, Catalog)
     except msgspec.ValidationError as error:
         told = str(error)
-        if ANY_ALIAS in told:
-            told = told.replace(ANY_ALIAS, f"$.aliases.{_unreadable(document)}")
+        for field, kind in NAMED_BY_KEYS.items():
+            if f"$.{field}[...]" in told:
+                told = told.replace(f"$.{field}[...]", f"$.{field}.{_unreadable(document[field], kind)}")
         raise CatalogError(f"{origin}: {told}; see docs/catalog.md for what each field takes") from None
     return check(catalog, origin)
 
 
-ANY_ALIAS = "$.aliases[...]"
-"""The path that msgspec's errors give for every value in the mapping of aliases, whatever its key."""
+NAMED_BY_KEYS: Mapping[str, Any] = {"aliases": Entry, "groups": Group}
+"""Fields that are mappings -> the type of their values. msgspec's errors give one path, `$.aliases[...]`, for them all,
+whatever the key."""
 
 
-def _unreadable(document: Any) -> str:
-    """Return a document's first alias whose entry can't be decoded."""
-    for alias, entry in document["aliases"].items():
+def _unreadable(mapping: Mapping[str, Any], kind: Any) -> str:
+    """Return a mapping's first key whose value can't be decoded."""
+    for key, value in mapping.items():
         try:
-            msgspec.convert(entry, Entry)
+            msgspec.convert(value, kind)
         except msgspec.ValidationError:
-            return str(alias)
+            return str(key)
     return "<name>"
 
 

@@ -151,11 +151,15 @@ def replan(
 
 
 def _is_same(one: ModelSpec, other: ModelSpec) -> bool:
-    """Return whether a worker of one spec can serve as one of the other: all is equal, save how many workers there are,
-    as long as these share no cores."""
-    if not one.llama.cpus:
-        other = replace(other, workers=one.workers)
-    return one == other
+    """Return whether a worker of one spec can serve as one of the other: all is equal that a worker reads."""
+    return _as_read(one) == _as_read(other)
+
+
+def _as_read(model: ModelSpec) -> ModelSpec:
+    """Return the spec without what no worker reads. How many workers there are counts where they share cores."""
+    adapters = tuple(replace(adapter, scale=0.0) for adapter in model.adapters)
+    workers = model.workers if model.llama.cpus else 1
+    return replace(model, tags=(), residency=None, adapters=adapters, workers=workers)
 
 
 def _with_devices(workers: Sequence[PlannedWorker], devices: Sequence[str]) -> Iterator[PlannedWorker]:

@@ -197,4 +197,3 @@ def ping(request_log: RequestLog) -> bytes:
     if queue_position.for_worker:
         return b": waiting position=%d for=worker\n\n" % queue_position.position
     return b": waiting position=%d wait_s=%.1f\n\n" % (queue_position.position, queue_position.wait_s)
-

@@ -125,6 +125,7 @@ class Preparation:
             "chat",
             read_ttft_deadline(scope),
             conversation,
+            adapters=asked.requests[0].adapters,
             held_bytes=body.num_bytes,
         )
         asked, call = await self._media.prepare(asked, call, body.hold, None)

@@ -71,7 +71,7 @@ def test_a_file_that_is_missing_is_told_before_anything_starts(tmp_path: Path) -
     [
         ({"adapters": "{}"}, "adapters: must be a JSON list"),
         ({"adapters": "["}, "adapters: not valid JSON"),
-        ({"adapters": '[{"name": "a"}]'}, "missing required field `path`"),
+        ({"adapters": '[{"name": "a"}]'}, "give exactly one source: `path`"),
         ({"adapters": '[{"name": "a", "path": "x"}, {"name": "a", "path": "y"}]'}, "'a' is named twice"),
         ({"adapters": '[{"name": "a", "path": "x", "slot": 2}]'}, "unknown field `slot`"),
         ({"adapters": "[]", "catalog": "c.yaml"}, "adapters: with a catalog, say this per model"),

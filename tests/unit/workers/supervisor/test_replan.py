@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from workers.models.catalog import CatalogError
-from workers.models.spec import LlamaSettings, ModelSpec
+from workers.models.spec import AdapterSpec, LlamaSettings, ModelSpec
+from workers.residency.policy import Residency
 from workers.supervisor.plan import PlannedWorker, Site, plan, replan
 
 BIG = ModelSpec(name="big", path="/m/big.gguf", workers=2)
@@ -73,6 +74,13 @@ def test_more_or_fewer_workers_leave_the_rest_alone() -> None:
     first = planned(shared)
     now = again(first, replace(shared, workers=1))
     assert [worker.model.llama.cpus for worker in now] == ["0-3"], "they had two of these cores each"
+
+
+def test_what_no_worker_reads_replaces_none() -> None:
+    tuned = replace(SMALL, adapters=(AdapterSpec(name="polite", path="/m/polite.gguf"),))
+    first = planned(tuned)
+    scaled = tuple(replace(adapter, scale=0.5) for adapter in tuned.adapters)
+    assert again(first, replace(tuned, tags=("quick",), residency=Residency(ttl_s=60), adapters=scaled)) == first
 
 
 def test_a_new_worker_gets_the_device_with_the_fewest() -> None:
