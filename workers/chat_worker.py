@@ -35,7 +35,7 @@ from workers.llama.context import Context
 from workers.llama.devices import Devices
 from workers.llama.model import Model
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
-from workers.models.memory_plan import free_bytes
+from workers.footprint.devices import free_bytes
 from workers.models.spec import NO_PROJECTOR, AdapterSpec, ModelSpec
 from workers.protocol.events import CallFailed
 from workers.protocol.pooled import POOL_PATH

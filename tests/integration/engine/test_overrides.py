@@ -25,7 +25,7 @@ from workers.llama.model import Model, ModelError
 from workers.llama.pooling import Pooling, pooling_of
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.llama.trial import tried
-from workers.models.memory_plan import kv_shape
+from workers.footprint.kv_plan import kv_shape
 from workers.models.overrides import TensorOverride
 from workers.models.spec import LlamaSettings, ModelSpec
 from workers.pooled_worker import make_pooled_context
