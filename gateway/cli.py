@@ -68,6 +68,9 @@ def _main() -> int:
         return 0
     if name == "config":
         return int(import_module("gateway.commands.config").main(args))
+    if name == "models":
+        known = import_module("gateway.settings").known_settings()
+        return int(import_module(workers_cli.MODELS_MODULE).main(args, known))
     if name == "cache":
         known = import_module("gateway.settings").known_settings()
         return int(import_module(workers_cli.CACHE_MODULE).main(args, known))
@@ -105,6 +108,7 @@ def rows() -> list[tuple[str, str]]:
         ("completion", COMPLETION),
         ("config", CONFIG),
         ("drain", workers_cli.DRAIN),
+        ("models", workers_cli.MODELS),
         ("redis", REDIS),
         *ADMIN.items(),
     ]

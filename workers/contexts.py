@@ -8,12 +8,12 @@ import logging
 from pathlib import Path
 
 from workers.engine.speculation.draft_model import DraftModel
+from workers.footprint.kv_plan import free_for_cache, kv_shape, plan_kv
 from workers.llama.context import Context
 from workers.llama.memory import MemoryKind
 from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.model_params import LEARNED_POSITIONS
 from workers.llama.native import closed_on_error
-from workers.footprint.kv_plan import free_for_cache, kv_shape, plan_kv
 from workers.models.spec import LlamaSettings, ModelSpec
 from workers.models.speculation import DraftSpec
 
@@ -34,9 +34,7 @@ def draft_settings(llama: LlamaSettings, draft: DraftSpec) -> LlamaSettings:
     return LlamaSettings(**shared, n_gpu_layers=draft.n_gpu_layers, swa_full=True)
 
 
-def load_draft(
-    draft: DraftSpec, model: Model, llama: LlamaSettings, *, n_ctx: int, allocate: bool = True
-) -> Model:
+def load_draft(draft: DraftSpec, model: Model, llama: LlamaSettings, *, n_ctx: int, allocate: bool = True) -> Model:
     """Load the draft model of `model`, whose settings are `llama`. `n_ctx`: maximum tokens of a conversation.
     `allocate`: as `Model.load` has it.
 

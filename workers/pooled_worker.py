@@ -12,13 +12,13 @@ from workers.chat.prompts import Prompts
 from workers.chat.renderer import Renderer
 from workers.engine.pooled.engine import PooledEngine
 from workers.engine.watchdog import Watchdog
+from workers.footprint.devices import free_bytes as main_memory_free
+from workers.footprint.kv_plan import free_for_cache, kv_shape, outputs_too_large, plan_kv
 from workers.llama.devices import Devices
 from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.pooling import PooledContext, PooledInputs, Pooling, media_fault, n_ubatch_of, pooling_of
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.metrics.worker import WorkerMetrics
-from workers.footprint.devices import free_bytes as main_memory_free
-from workers.footprint.kv_plan import free_for_cache, kv_shape, outputs_too_large, plan_kv
 from workers.models.spec import NO_PROJECTOR, ModelSpec
 from workers.protocol.heartbeat import ModelFacts
 from workers.protocol.requests import Sampling

@@ -23,7 +23,7 @@ from gateway.bench import options as bench
 from gateway.commands import chat
 from gateway.commands.accounts import command as admin
 from gateway.settings import GatewaySettings, UpSettings
-from workers.commands import cache, command, drain
+from workers.commands import cache, command, drain, models_plan
 from workers.settings import CacheSettings, SupervisorSettings, WorkerSettings
 from workers.sources import flag
 
@@ -72,6 +72,7 @@ def whole_parser(summaries: Mapping[str, str]) -> ArgumentParser:
     _add_settings(add("bench", bench.make_parser()), GatewaySettings, PLACE)
     add("drain", drain.make_parser({**drain.PARTS, "gateway": GatewaySettings}))
     _add_parts(add("cache"), {name: cache.make_parser(name) for name in ("show", "erase")}, CacheSettings)
+    _add_parts(add("models"), {"plan": models_plan.make_parser()}, SupervisorSettings)
     add("completion").add_argument("shell", choices=SHELLS)
     add("config").add_argument("part", choices=CONFIG_PARTS)
     add("redis").add_argument("part", choices=("acl",))

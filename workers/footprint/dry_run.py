@@ -34,6 +34,7 @@ from workers.models.spec import NO_DEVICE, NO_PROJECTOR, LlamaSettings, ModelSpe
 from workers.pooled_worker import make_pooled_context
 from workers.process.limits import bound_cpu, keep_little
 from workers.process.parent_death import end_with_parent
+from workers.service.calls.lanes import prompts_at_once
 
 CPU_S = 120
 """Maximum processor seconds. It takes one second, most of it for Python and the vocabulary."""
@@ -75,21 +76,23 @@ def rehearse(question: Question) -> DryRun:
         drafts_vocabulary = anonymous_bytes() - loaded
         context, beside = _contexts(opened, model, draft, spec, question)
         made = [one for one in (context, beside) if one is not None]
-        told = [_rehearsed(one) for one in made]
+        told = [_rehearsed(one, spec.llama) for one in made]
         in_memory = _state_bytes() + sum(_output_bytes(one, one.num_sequences) for one in made)
         structures = anonymous_bytes() - loaded - drafts_vocabulary - in_memory
         header = model.header
-        layers = layers_of(header, question.spec.llama, cells=told[0].cells)
+        generates = not isinstance(context, PooledContext)
+        layers = layers_of(header, question.spec.llama, cells=told[0].cells, makes_logits=generates)
         maps = question.spec.llama.use_mmap
         adapters = sorted(spec.adapters, key=lambda one: not one.pinned)
         return DryRun(
-            kind="pooled" if isinstance(context, PooledContext) else "chat",
+            kind="chat" if generates else "pooled",
             model=told[0],
             layers=layers,
             vocabulary=loaded - before + drafts_vocabulary,
             structures=max(0, structures),
             mapped=mapped_bytes(header) if maps else 0,
             n_vocab=model.facts.n_vocab,
+            helpers=prompts_at_once(),
             draft=told[1] if len(told) > 1 else None,
             draft_mapped=mapped_bytes(draft.header) if draft is not None and maps else 0,
             projector=_projector_bytes(question.spec),
@@ -112,13 +115,16 @@ def _contexts(
     return context, beside
 
 
-def _rehearsed(context: Context | PooledContext) -> Rehearsed:
+def _rehearsed(context: Context | PooledContext, llama: LlamaSettings) -> Rehearsed:
     kinds = context_bytes(context.pointer).values()
+    mask = context.n_ubatch * context.kv_tokens * 4
     return Rehearsed(
         weights=sum(one.weights for one in kinds),
         cells=sum(one.cells for one in kinds),
         compute=sum(one.compute for one in kinds),
         outputs=_output_bytes(context, _most_outputs(context)),
+        scratch=_scratch_bytes(context, llama),
+        inputs=context.n_ubatch * context.model.n_embd_inp * 4 + mask,
         num_cells=context.kv_tokens,
     )
 
@@ -132,6 +138,18 @@ def _output_bytes(context: Context | PooledContext, num_rows: int) -> int:
     """Return the bytes of the buffer for results. Source: `output_reserve` in llama-context.cpp."""
     width = c.llama_model_n_embd_out(context.model.pointer) if isinstance(context, PooledContext) else 0
     return num_rows * (context.model.facts.n_vocab + width) * 4
+
+
+def _scratch_bytes(context: Context | PooledContext, llama: LlamaSettings) -> int:
+    """Return the bytes that the processor takes to convert the larger factor of its largest product: the rows of a
+    step, or without flash attention the weights of all cells for all heads. Source: `ggml_graph_plan` in ggml-cpu.c."""
+    header = context.model.header
+    widest = max((tensor.shape[0] for tensor in header.tensors.values() if tensor.shape[1] > 1), default=0)
+    rows = context.n_ubatch * widest * 2
+    if llama.flash_attn != "off" or llama.cache_type_v == "f32":
+        return rows
+    heads = header.numbers(f"{context.model.architecture}.attention.head_count")
+    return max(rows, context.n_ubatch * context.kv_tokens * max(heads, default=0) * 2)
 
 
 def _state_bytes() -> int:

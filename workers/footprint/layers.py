@@ -32,14 +32,16 @@ def tensor_bytes(tensor: TensorInfo) -> int:
 
 
 def mapped_bytes(header: GgufHeader) -> int:
-    """Return the bytes of a file from its first tensor to the end of its last: as much stays mapped. A split file's
-    other parts are counted by their tensors alone."""
+    """Return the bytes of a file's tensors, which stay mapped where nothing else holds them."""
     return sum(map(tensor_bytes, header.tensors.values()))
 
 
-def layers_of(header: GgufHeader, llama: LlamaSettings, *, cells: int) -> tuple[LayerBytes, ...]:
+def layers_of(
+    header: GgufHeader, llama: LlamaSettings, *, cells: int, makes_logits: bool = True
+) -> tuple[LayerBytes, ...]:
     """Return what lies before the layers, each layer, and what lies after them. `cells`: bytes of all cells together,
-    which are spread over the layers by their KV heads; evenly, where the header does not tell these."""
+    which are spread over the layers by their KV heads; evenly, where the header does not tell these. `makes_logits`:
+    False for a model that is used for vectors."""
     arch = header.text("general.architecture") or ""
     named = [int(found[1]) for name in header.tensors if (found := _OF_LAYER.match(name))]
     num_layers = max([header.number(f"{arch}.block_count") or 0, *(one + 1 for one in named)])
@@ -49,7 +51,7 @@ def layers_of(header: GgufHeader, llama: LlamaSettings, *, cells: int) -> tuple[
         found = _OF_LAYER.match(name)
         at = int(found[1]) + 1 if found else 0 if _OF_INPUT.match(name) else num_layers + 1
         (host if at == 0 or stays(name) else weights)[at] += tensor_bytes(tensor)
-    if EMBEDDINGS in header.tensors and OUTPUT not in header.tensors:  # they make the logits as well
+    if makes_logits and EMBEDDINGS in header.tensors and OUTPUT not in header.tensors:  # they make them as well
         weights[-1] += tensor_bytes(header.tensors[EMBEDDINGS])
     shares = _cell_shares(header, arch, num_layers)
     of_layers = [int(cells * share) for share in shares]

@@ -16,9 +16,13 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes of the tensors as they lie in memory, those that are repacked for the processor included."""
     cells: int
     compute: int
-    outputs: int
+    outputs: int = 0
     """Buffer for the results of the largest step."""
-    num_cells: int
+    scratch: int = 0
+    """What the processor takes beside, to convert what it multiplies: llama.cpp does not count it."""
+    inputs: int = 0
+    """What of `compute` is for a step's inputs, which main memory holds whatever computes."""
+    num_cells: int = 0
 
 
 class LayerBytes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,6 +49,8 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mapped: int = 0
     """Bytes of the model's tensors that are pages of its file, if it is mapped."""
     n_vocab: int = 0
+    helpers: int = 0
+    """How many prompts the worker makes at once: it has as many processes for each step of that."""
     draft: Rehearsed | None = None
     draft_mapped: int = 0
     projector: int = 0
