@@ -29,6 +29,14 @@ def taken_bytes(pid: int, files: Collection[Path] = ()) -> int | None:
     return mapped + sum(_sums(one, ("Pss_Anon", "Pss_Shmem", "SwapPss")) for one in found)
 
 
+def num_processes(pid: int) -> int:
+    """Return how many processes a process and its children are; 0 where that is not told."""
+    try:
+        return len([*_with_children(pid)])
+    except OSError:
+        return 0
+
+
 def _with_children(pid: int) -> Iterator[int]:
     yield pid
     for task in (PROC / str(pid) / "task").iterdir():
