@@ -79,6 +79,11 @@ class Fleet:
             longest = min(spec.ctx, run.model.num_cells) - 16
             with ThreadPoolExecutor(spec.slots) as pool:
                 list(pool.map(lambda n: self._fill(spec, longest, n), range(run.model.num_cells // (longest + 16))))
+        if run.draft is not None:  # it reads a conversation once its drafts are measured to pay
+            self.post(
+                "/v1/completions",
+                {"model": spec.name, "prompt": [30] * 600, "max_tokens": 300, "temperature": 0, "ignore_eos": True},
+            )
         deadline = time.monotonic() + 30
         while num_processes(worker.pid) < wanted:
             assert time.monotonic() < deadline, f"{num_processes(worker.pid)} processes of {wanted}"
@@ -95,11 +100,8 @@ class Fleet:
     def _fill(self, spec: ModelSpec, longest: int, number: int) -> None:
         tokens = random.Random(number)
         prompt = [tokens.randrange(20, 430) for _ in range(longest)]
-        # Long enough to be drafted for, where there is a draft model.
-        self.post(
-            "/v1/completions",
-            {"model": spec.name, "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True},
-        )
+        body = {"model": spec.name, "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        self.post("/v1/completions", body)
 
     def _read_texts(self, spec: ModelSpec) -> None:
         texts = [f"{number} {TEXTS}" for number in range(32)]
