@@ -32,12 +32,15 @@ from workers.llama.native import native_log
 from workers.llama.pooling import PooledContext, is_pooled, pooling_of
 from workers.models.spec import NO_DEVICE, NO_PROJECTOR, LlamaSettings, ModelSpec
 from workers.pooled_worker import make_pooled_context
-from workers.process.limits import bound_cpu, keep_little
+from workers.process.limits import bound_cpu, bound_memory, keep_little
 from workers.process.parent_death import end_with_parent
 from workers.service.calls.lanes import prompts_at_once
 
 CPU_S = 120
 """Maximum processor seconds. It takes one second, most of it for Python and the vocabulary."""
+
+EXTRA_BYTES = 8 << 30
+"""Maximum of memory that it may take: llama.cpp lists cells at 50 bytes each, and recurrent states are real."""
 
 _STATES = re.compile(r"RS buffer size = +([\d.]+) MiB")
 
@@ -181,6 +184,7 @@ def main() -> None:
     """Answer the question that standard input brings."""
     end_with_parent()
     keep_little()
+    bound_memory(EXTRA_BYTES)
     bound_cpu(CPU_S)
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
     os.dup2(sys.stdout.fileno(), sys.stderr.fileno())  # what ggml asserts on is told there
