@@ -32,7 +32,7 @@ PARTS = ("weights", "cells", "compute", "other")
 
 
 class PlannedShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker would take of one device."""
+    """The bytes that a worker would take of one device."""
 
     device: str
     weights: int

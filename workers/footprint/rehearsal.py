@@ -10,7 +10,7 @@ from workers.models.spec import ModelSpec
 
 
 class Rehearsed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What llama.cpp would take for one model and its context, if the processor held all of it."""
+    """The bytes that llama.cpp would take for one model and its context, if the processor held all of it."""
 
     weights: int
     """Bytes of the tensors as they lie in memory, those that are repacked for the processor included."""
@@ -36,7 +36,7 @@ class LayerBytes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker would take, as its parts tell without taking it, and what Python saw of it."""
+    """The bytes of a worker by part, as the parts tell them without taking them."""
 
     kind: Literal["chat", "pooled"]
     model: Rehearsed
@@ -61,7 +61,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker is to be predicted for."""
+    """The worker whose memory is to be predicted."""
 
     spec: ModelSpec
     """With the files of everything on this machine."""

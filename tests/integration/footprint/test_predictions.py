@@ -43,6 +43,8 @@ TOLERANCE = 0.05
 SETTLED_BYTES = 256 << 10
 SMALL = {"slots": 4, "ctx": 512}
 TEXTS = "word " * 90
+FILLINGS = 3
+"""How many conversations there are for each that the cells have room for: they do not all come at the same moment."""
 
 
 class Fleet:
@@ -78,12 +80,8 @@ class Fleet:
             self._chat(spec, worker, wanted)
             longest = min(spec.ctx, run.model.num_cells) - 16
             with ThreadPoolExecutor(spec.slots) as pool:
-                list(pool.map(lambda n: self._fill(spec, longest, n), range(run.model.num_cells // (longest + 16))))
-        if run.draft is not None:  # it reads a conversation once its drafts are measured to pay
-            self.post(
-                "/v1/completions",
-                {"model": spec.name, "prompt": [30] * 600, "max_tokens": 300, "temperature": 0, "ignore_eos": True},
-            )
+                times = FILLINGS * run.model.num_cells // (longest + 16)
+                list(pool.map(lambda n: self._fill(spec, longest, n), range(times)))
         deadline = time.monotonic() + 30
         while num_processes(worker.pid) < wanted:
             assert time.monotonic() < deadline, f"{num_processes(worker.pid)} processes of {wanted}"
@@ -116,6 +114,7 @@ def settled(worker: Process, files: list[Path]) -> int:
     last = 0
     for _ in range(40):
         taken = taken_bytes(worker.pid, files)
+        assert worker.popen.poll() is None, worker.text()[-3000:]
         assert taken is not None
         if abs(taken - last) < SETTLED_BYTES:
             return taken
@@ -239,7 +238,7 @@ def test_a_large_vocabulary(fleet: Fleet, tmp_path: Path) -> None:
 
 def test_a_draft_model(fleet: Fleet, tmp_path: Path) -> None:
     small = write_quantised(DEMO_MODEL, tmp_path / "draft.gguf", Q8_0)
-    told = check(fleet, DEMO_MODEL, speculation={"draft": {"path": str(small)}})
+    told = check(fleet, DEMO_MODEL, **SMALL, speculation={"draft": {"path": str(small)}})
     assert told.host.weights == pytest.approx(DEMO_MODEL.stat().st_size + small.stat().st_size, rel=0.05)
 
 

@@ -10,13 +10,13 @@ import pytest
 from tests.support.small_models import SMALL_MODELS, write_small_model, write_wide_model
 from tests.support.stack import DEMO_MODEL
 from workers.footprint.layers import layers_of, mapped_bytes, tensor_bytes
-from workers.llama.gguf import GgufHeader, TensorInfo, read_header
+from workers.llama.gguf import GgufHeader, TensorInfo, Value, read_header
 from workers.models.spec import LlamaSettings
 
 
 def header_of(**shapes: tuple[int, int]) -> GgufHeader:
     tensors = {name.replace("__", "."): TensorInfo((*shape, 1, 1), 0, 0) for name, shape in shapes.items()}
-    metadata = {"general.architecture": "llama", "llama.block_count": 2}
+    metadata: dict[str, Value] = {"general.architecture": "llama", "llama.block_count": 2}
     return GgufHeader(Path("m.gguf"), 3, metadata, len(tensors), 0, tensors, {}, 0)
 
 
