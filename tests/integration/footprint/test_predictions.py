@@ -70,7 +70,7 @@ class Fleet:
         self.stack.wait_until_listed(self._gateway, spec.name)
         return worker
 
-    def exercise(self, spec: ModelSpec, run: DryRun, worker: Process) -> None:
+    def exercise(self, spec: ModelSpec, run: DryRun, worker: Process, fillings: float) -> None:
         """Have the worker use all that it has: all helper processes, all cells, the largest step."""
         if run.kind == "pooled":
             self._read_texts(spec)
@@ -80,7 +80,7 @@ class Fleet:
             self._chat(spec, worker, wanted)
             longest = min(spec.ctx, run.model.num_cells) - 16
             with ThreadPoolExecutor(spec.slots) as pool:
-                times = FILLINGS * run.model.num_cells // (longest + 16)
+                times = int(fillings * run.model.num_cells / (longest + 16))
                 list(pool.map(lambda n: self._fill(spec, longest, n), range(times)))
         deadline = time.monotonic() + 30
         while num_processes(worker.pid) < wanted:
@@ -129,7 +129,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield Fleet(stack, tmp_path_factory.mktemp("specs"))
 
 
-def check(fleet: Fleet, path: Path, **fields: object) -> Footprint:
+def check(fleet: Fleet, path: Path, *, fillings: float = FILLINGS, **fields: object) -> Footprint:
     """Compare prediction and truth; return the prediction."""
     llama = {"n_threads": 1, **fields.pop("llama", {})}  # type: ignore[dict-item]
     name = f"m{len(fleet.stack.workers)}"
@@ -138,9 +138,8 @@ def check(fleet: Fleet, path: Path, **fields: object) -> Footprint:
     told = predict(run, spec)
     worker = fleet.started(spec)
     try:
-        fleet.exercise(
-            spec if spec.ctx else msgspec.structs.replace(spec, ctx=trained(fleet, worker, name)), run, worker
-        )
+        longest = spec if spec.ctx else msgspec.structs.replace(spec, ctx=trained(fleet, worker, name))
+        fleet.exercise(longest, run, worker, fillings)
         draft = spec.speculation.draft
         taken = settled(worker, [path, *([Path(draft.path)] if draft and draft.path else [])])
     finally:
@@ -221,8 +220,9 @@ def test_weights_that_are_repacked(fleet: Fleet, tmp_path: Path, ftype: int) -> 
 @pytest.mark.long
 @pytest.mark.parametrize("is_full", [False, True])
 def test_cells_behind_a_window(fleet: Fleet, tmp_path: Path, is_full: bool) -> None:
+    """Not quite filled where cells behind the window are kept: full, llama.cpp takes some of them for others."""
     path = write_small_model(tmp_path, "window")
-    check(fleet, path, slots=16, ctx=512, llama={"swa_full": is_full})
+    check(fleet, path, slots=16, ctx=512, llama={"swa_full": is_full}, fillings=0.8 if is_full else FILLINGS)
 
 
 @pytest.mark.long
