@@ -19,12 +19,10 @@ from accounts.access.mirror import Adoption, Mirror
 from accounts.access.publisher import Publisher
 from accounts.access.subjects import Subjects
 from accounts.api.api import WHOAMI, RouteRow, build_api
-from accounts.api.apply import ApplyRoute
 from accounts.api.audit import AuditRoutes
 from accounts.api.document import Document
 from accounts.api.keys import KeyRoutes
-from accounts.api.metrics import with_metrics
-from accounts.api.subjects import subject_rows
+from accounts.api.subjects import ApplyRoute, subject_rows
 from accounts.budgets.limit_counters import LimitCounters
 from accounts.budgets.prices import PriceRoutes
 from accounts.budgets.routes import BudgetRoutes
@@ -35,8 +33,10 @@ from accounts.database.upgrade import SchemaKeeper
 from accounts.ledger.lag import LedgerLag
 from accounts.ledger.writer import LedgerWriter
 from accounts.litellm.keys import LiteLlmKeys
+from accounts.litellm.spend_logs import SpendLogsRoutes
 from accounts.litellm.teams import LiteLlmTeams
-from accounts.metrics import Metrics
+from accounts.litellm.users import LiteLlmUsers
+from accounts.metrics import Metrics, with_metrics
 from accounts.oidc.providers import Providers
 from accounts.protocol.sign_on import read_sign_on
 from accounts.settings import AccountsSettings
@@ -44,7 +44,6 @@ from accounts.sso.routes import sign_on_part
 from accounts.usage.export import ExportRoutes
 from accounts.usage.retention import Retention
 from accounts.usage.routes import UsageRoutes
-from accounts.usage.spend_logs import SpendLogsRoutes
 from workers import secret_file
 from workers.metrics.page import Page
 
@@ -116,8 +115,11 @@ def access_rows(changes: Changes, secret: str) -> tuple[RouteRow, ...]:
     return (
         *KeyRoutes(keys).rows(),
         *subject_rows(subjects),
-        *LiteLlmKeys(keys, changes.database).rows(),
-        *LiteLlmTeams(keys, subjects, changes.database).rows(),
+        *(
+            row
+            for made in (LiteLlmKeys, LiteLlmTeams, LiteLlmUsers)
+            for row in made(keys, subjects, changes.database).rows()
+        ),
         *AuditRoutes(changes.database).rows(),
         *ApplyRoute(Declarations(changes)).rows(),
     )

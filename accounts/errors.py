@@ -13,20 +13,11 @@ AccountsError              status  type
 
 from __future__ import annotations
 
+from accounts.protocol.errors import ApiError
 
-class AccountsError(Exception):
-    """An error that a caller sees. `message` names problem, limit and remedy; `param` names the field at fault."""
 
-    status = 500
-    type = "internal_error"
-    code: str | None = None
-    retry_after_s: float | None = None
-    """Seconds after which the request may be sent again; None: it would get the same answer."""
-
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+class AccountsError(ApiError):
+    """An error of the accounts service. `retry_after_s`: None is an error that comes again with the same request."""
 
 
 class Invalid(AccountsError):
@@ -63,10 +54,6 @@ class TooManySignIns(AccountsError):
     status = 429
     type = "rate_limit_error"
     code = "too_many_sign_ins"
-
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class ProviderUnavailable(AccountsError):

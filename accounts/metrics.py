@@ -1,11 +1,23 @@
-"""The metrics of the accounts service: each is declared here, once, where it is created."""
+"""The metrics of the accounts service: each is declared here, once, where it is created.
+
+`/metrics` is served beside the API, without a caller: its figures have no names of keys, people or callers' texts. It
+is answered where gateways are: on a Unix socket, or at HOST:PORT, which nobody but gateways and Prometheus should
+reach.
+"""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
+from workers.metrics.page import Page
 from workers.metrics.types import Group, ProcessMetrics, When
 
+PATH = "/metrics"
 DELIVERED, FAILED, GIVEN_UP = "delivered", "failed", "given_up"
 TRIES = (DELIVERED, FAILED, GIVEN_UP)
 """How a try to send an event to the webhook can end."""
@@ -26,6 +38,10 @@ class Metrics:
         self.records_set_aside = ledger.counter(
             "paddock_ledger_set_aside_total",
             "usage records, or entries, that can't be written and were set aside",
+        )
+        self.records_too_old = ledger.counter(
+            "paddock_ledger_too_old_records_total",
+            "usage records that were not written, as calls of their time are deleted already and may have been these",
         )
         self.ledger_lag = ledger.gauge(
             "paddock_ledger_lag_seconds",
@@ -68,3 +84,14 @@ class Metrics:
             self.webhooks.labels(outcome)
         self.process = ProcessMetrics(registry)
         self.groups = (ledger, budgets, self.process.group)
+
+
+def with_metrics(api: ASGIApp, page: Page) -> ASGIApp:
+    """Return an app that answers scrapes with the page, and whatever else as the API does."""
+
+    async def show(request: Request) -> Response:
+        asked = request.headers
+        body, headers = await page.answer(asked.get("accept", ""), asked.get("accept-encoding", ""))
+        return Response(body, headers=headers)
+
+    return Starlette(routes=[Route(PATH, show), Mount("", api)])

@@ -8,20 +8,20 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import redis.asyncio
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from accounts.oidc.providers import Providers
-from accounts.protocol.records import read_records
+from accounts.protocol.records import TeamLimits, read_records
 from accounts.protocol.sign_on import read_sign_on
 from gateway.access import first_key
 from gateway.access.control import AccessControl, RouteToken
 from gateway.access.key_store import KeyStore
 from gateway.access.keys import Keys
 from gateway.access.proxies import trusted_proxies
-from gateway.access.tokens import Tokens
 from gateway.adapters.choice import CallAdapters
 from gateway.adapters.desired import DesiredAdapters
 from gateway.adapters.reconciler import AdapterReconciler
@@ -94,6 +94,11 @@ from workers.protocol.framing import gateway_process
 from workers.protocol.heartbeat import Heartbeat
 from workers.tracing.tracer import OFF, Tracer
 
+if TYPE_CHECKING:
+    from gateway.access.tokens import Tokens
+
+TOKENS = "gateway.access.tokens"
+"""Loaded where `oidc` names a provider: PyJWT takes 60 ms and 11 MiB."""
 LONGEST_CONTEXT = 1 << 20
 """Assumed longest context of the fleet, in tokens, while some model has no worker and its context is not known."""
 LEAST_CALL_MEMORY = 192 << 20
@@ -123,7 +128,7 @@ class App:
     accounts: AccountsRoute
     limit_sync: LimitSync
     usage: Usage
-    providers: Providers
+    people: Tokens | None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -138,7 +143,6 @@ class App:
                 self.fleet,
                 self.admission,
                 self.key_store,
-                self.providers,
                 self.recordings,
                 self.desired_adapters,
                 self.reconciler,
@@ -146,6 +150,7 @@ class App:
                 self.limit_sync,
                 self.usage,
                 HeapUpkeep(),
+                *((self.people,) if self.people is not None else ()),
             )
             background = [tasks.create_task(part.run()) for part in parts]
             try:
@@ -192,14 +197,14 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     own_secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
     core = _core(settings, redis)
     most_per_key = max(1, int(connection_bounds(settings).most * settings.key_share))
-    providers = Providers(read_sign_on(settings.oidc))
+    people = _people(settings, core)
     access = AccessControl(
         core.keys,
         most_per_key,
         _route_tokens(settings, own_secret),
         trusted_proxies(settings.trusted_proxies),
         failed=lambda reason: core.metrics.failed_authentications.labels(reason).inc(),
-        people=Tokens(providers, core.keys.directory, core.callers.verified) if providers.all else None,
+        people=people,
     )
     accounts = AccountsRoute(settings.accounts_url, own_secret, access.proxies)
     handlers = {**_handlers(settings, redis, core, access), "accounts": accounts.answer}
@@ -228,7 +233,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         accounts=accounts,
         limit_sync=core.limit_sync,
         usage=core.usage,
-        providers=providers,
+        people=people,
     )
 
 
@@ -309,7 +314,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         dispatcher=dispatcher,
         resolver=resolver,
         pipeline=pipeline,
-        recordings=_recordings(settings, redis, gateway_id),
+        recordings=_recordings(settings, redis, gateway_id, keys.directory.storage),
         sockets=sockets,
         in_flight=in_flight,
         gauges=GaugeCollector(metrics, fleet, admission, dispatcher.workers, names.models, leaving, sockets),
@@ -334,6 +339,15 @@ def _fleet(
         refused=lambda kind: metrics.refused_records.labels(kind).inc(),
         unreadable=unreadable,
     )
+
+
+def _people(settings: GatewaySettings, core: _Core) -> Tokens | None:
+    """Return what authenticates tokens of identity providers; None: there are none. Raises SignOnInvalid."""
+    sign_on = read_sign_on(settings.oidc)
+    if not sign_on.providers:
+        return None
+    made: Tokens = import_module(TOKENS).tokens_of(sign_on, core.keys.directory, core.callers.verified)
+    return made
 
 
 def _route_tokens(settings: GatewaySettings, own_secret: str) -> dict[str, RouteToken]:
@@ -362,7 +376,8 @@ def _handlers(
     models = partial(answer_models, listing.show, ModelInfos(names, fleet).show)
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     of_sockets = (core.sockets, Memories(settings.socket_bytes_per_team), bounds)
-    responses = ResponseRecords(redis, settings.response_ttl_s, settings.responses_bytes_per_team)
+    storage_of = core.keys.directory.storage
+    responses = ResponseRecords(redis, settings.response_ttl_s, settings.responses_bytes_per_team, storage_of)
     enabled = EnabledRoutes(settings.slots_endpoint, settings.metrics_endpoint)
     circuits, queues = core.dispatcher.workers.circuits, QueueInspector(redis)
     targets = [address for address in settings.gateway_targets.split(",") if address]
@@ -390,7 +405,7 @@ def _handlers(
         "explain": ExplainRoute(reader, pipeline.adapters, circuits, fleet, core.admission, queues, chat).answer,
         "metrics": MetricsPage(core.metrics.registry, core.gauges.update, shared_ports, targets).answer,
         "targets": Targets(fleet, targets).answer,
-        **native_handlers(calls, reader, fleet, core.desired_adapters, desired_models, chat, enabled),
+        **native_handlers(calls, reader, fleet, core.desired_adapters, desired_models, chat, enabled, storage_of),
         **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),
     }
 
@@ -423,9 +438,11 @@ def _usage(settings: GatewaySettings, redis: redis.asyncio.Redis, metrics: Metri
     return open_usage(settings.state_dir, settings.usage_journal_mib * MIB, stream, metrics, prices.cost_of)
 
 
-def _recordings(settings: GatewaySettings, redis: redis.asyncio.Redis, gateway_id: str) -> Recordings:
+def _recordings(
+    settings: GatewaySettings, redis: redis.asyncio.Redis, gateway_id: str, limits_of: Callable[[str], TeamLimits]
+) -> Recordings:
     bounds = StreamBounds(settings.resume_streams_per_team, settings.resume_bytes_per_team)
-    quota = StreamQuota(redis, bounds, settings.resume_ttl_s)
+    quota = StreamQuota(redis, bounds, settings.resume_ttl_s, limits_of)
     return Recordings(StreamLog(redis, settings.resume_ttl_s), quota, gateway_id, settings.resume_buffer_bytes)
 
 

@@ -215,12 +215,12 @@ def too_many_sockets(limit: int) -> TooManyConnections:
     )
 
 
-def too_many_streams(limit: int) -> TooManyStreams:
-    """Return the error for a team that already has `limit` streams which go on without their connections."""
+def too_many_streams(limit: int, name: str) -> TooManyStreams:
+    """Return the error for a team that has `limit` streams already which go on without their connections. `name`: the
+    limit's name."""
     return TooManyStreams(
-        f"This key's team runs {limit} streams that outlive their connections, and no more may run at a time "
-        "(resume_streams_per_team). Send the request again when one has ended, or send it without `x-resume-grace` or "
-        "`background`.",
+        f"This key's team may have {limit} streams at a time that outlive their connections, and has them ({name}). "
+        "Send the request again when one has ended, or send it without `x-resume-grace` or `background`.",
         retry_after_s=STREAM_RETRY_AFTER_S,
     )
 

@@ -57,26 +57,11 @@ PaddockError                     status  type
 
 from __future__ import annotations
 
-MAX_MESSAGE_CHARS = 4096
-MAX_PARAM_CHARS = 512
-"""Maximum characters of an error's `param`; MAX_MESSAGE_CHARS is that of its message. Longer texts are cut, since they
-repeat what a caller sent, perhaps megabytes."""
+from accounts.protocol.errors import MAX_MESSAGE_CHARS, ApiError, shortened
 
 
-class PaddockError(Exception):
-    """An error that a client sees. `message` names problem, limit and remedy; `param` names the field at fault."""
-
-    status = 500
-    type = "internal_error"
-    code: str | None = None
-
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
-        message = _short(message, MAX_MESSAGE_CHARS)
-        super().__init__(message)
-        self.message = message
-        self.param = None if param is None else _short(param, MAX_PARAM_CHARS)
-        self.retry_after_s = retry_after_s
-        """Seconds after which the caller may retry; None: `gateway.back_pressure` decides."""
+class PaddockError(ApiError):
+    """An error of the gateway. `retry_after_s`: None has `gateway.back_pressure` decide when a caller may retry."""
 
 
 class InternalError(PaddockError):
@@ -105,7 +90,7 @@ class ContextOverflow(InvalidRequest):
 
     def __init__(self, remedy: str, *, param: str | None = None, num_prompt_tokens: int = 0, n_ctx: int = 0) -> None:
         """`remedy`: the end of the message, or the whole message if the numbers of tokens are not known (0)."""
-        self.remedy = _short(remedy, MAX_MESSAGE_CHARS)
+        self.remedy = shortened(remedy, MAX_MESSAGE_CHARS)
         self.num_prompt_tokens = num_prompt_tokens
         self.n_ctx = n_ctx
         super().__init__(self.worded(self.WORDS), param=param)
@@ -402,7 +387,3 @@ class ClientTooSlow(PaddockError):
     status = 503
     type = "unavailable_error"
     code = "client_too_slow"
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."

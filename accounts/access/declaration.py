@@ -34,7 +34,7 @@ SECTIONS: tuple[tuple[str, Kind[Any]], ...] = (
 )
 """The order in which records are made: later ones may name earlier ones."""
 ABSENT: tuple[object, ...] = (None, "", False, [], {})
-"""Values that are not told of a new record."""
+"""Default values, which are left out of the differences of a new record."""
 GRACE, HASH = "grace_s", "sha256"
 
 

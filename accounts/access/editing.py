@@ -11,6 +11,7 @@ import msgspec
 
 from accounts.access.records import KEY, USER, Kind, RecordT, Stored
 from accounts.errors import Conflict, Invalid
+from accounts.protocol.records import STORAGE_LIMITS
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 Document = dict[str, Any]
@@ -19,7 +20,7 @@ Document = dict[str, Any]
 METADATA_BYTES = 16 << 10
 VERSION = "version"
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_@+][A-Za-z0-9_.@+:=-]*")
-"""Names go into paths, Redis keys and labels of metrics. Those of aliases are any model's."""
+"""The pattern of names, which go into paths, Redis keys and labels of metrics. Aliases have models' names instead."""
 _FAULT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
@@ -113,7 +114,9 @@ def fault_of(error: msgspec.DecodeError) -> Invalid:
     if inner := _UNKNOWN.search(what) or _MISSING.search(what):
         where = f"{where}.{inner['name']}".strip(".")
         verb = "not known" if _UNKNOWN.search(what) else "missing"
-        return Invalid(f"The field `{where}` is {verb}.", param=where)
+        is_of_teams = inner["name"] in STORAGE_LIMITS
+        remedy = " What is stored is limited for teams and organisations only." if is_of_teams else ""
+        return Invalid(f"The field `{where}` is {verb}.{remedy}", param=where)
     if what.startswith("networks: "):  # the record's own check of its values
         where, what = "networks", what.removeprefix("networks: ")
     return Invalid(f"`{where}`: {what}." if where else f"{what}.", param=where or None)

@@ -224,7 +224,7 @@ def _team(change: Change, name: str) -> TeamRecord:
 
 
 def _still(secret: str, record: AccessRecord) -> str:
-    """Return the secret of a rotation that is repeated, if it is the key's secret yet."""
+    """Return the secret of a rotation that is repeated, if it still is the key's secret."""
     if digest(secret) != record.sha256:
         raise Conflict(
             f"The key {record.name!r} was rotated with this idempotency key under another gateway secret; rotate it "

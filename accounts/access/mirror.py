@@ -56,7 +56,7 @@ class Mirror:
             return str(found), audit.last_number(connection)
 
     def since(self, number: int) -> tuple[list[Published], int]:
-        """Return what is to be published of the next changes after a number, and the number of the last of these."""
+        """Return the records to publish for the next changes after a number, and the number of the last of these."""
         table = audit_rows
         with self._database.reading() as connection:
             rows = connection.execute(
@@ -91,7 +91,7 @@ class Mirror:
         yield [prices_now]
 
     def differences(self, page: list[Published], found: Mapping[str, bytes]) -> list[Published]:
-        """Return what of the page Redis does not hold already."""
+        """Return the records of a page that Redis does not hold already."""
         return [change for change in page if found.get(change.member) != change.record]
 
     def _change(self, connection: Connection, kind: str, name: str) -> Published | None:
@@ -120,7 +120,7 @@ class Adoption:
         self._secret = secret
 
     def prepare(self) -> None:
-        """Make what every database has: its id, and the organisation and team of whatever names none."""
+        """Make what every database has: its id, and the organisation and team of records that name none."""
         with self._changes.begin(rights.system("system")) as change:
             connection = change.connection
             if connection.execute(select(facts.c.value).where(facts.c.name == DATABASE_ID)).scalar() is None:
@@ -174,11 +174,20 @@ class Adoption:
 
 def price_list(connection: Connection) -> PriceListRecord:
     """Return the price list as gateways get it."""
-    currency = connection.execute(select(facts.c.value).where(facts.c.name == CURRENCY)).scalar()
+    return PriceListRecord(currency=read_currency(connection), prices=read_prices(connection))
+
+
+def read_currency(connection: Connection) -> str:
+    """Return the currency of prices, costs and budgets."""
+    found = connection.execute(select(facts.c.value).where(facts.c.name == CURRENCY)).scalar()
+    return PriceListRecord().currency if found is None else str(found)
+
+
+def read_prices(connection: Connection) -> tuple[Price, ...]:
+    """Return all prices, those of a model by their dates."""
     rows = connection.execute(select(prices.c.record).order_by(prices.c.model, prices.c.valid_from)).scalars()
     decode = msgspec.json.Decoder(Price).decode
-    blank = PriceListRecord()
-    return PriceListRecord(currency=currency or blank.currency, prices=tuple(decode(row) for row in rows))
+    return tuple(decode(row) for row in rows)
 
 
 def _decode(kind: Kind[Any], text: str) -> AnyRecord:

@@ -219,7 +219,7 @@ def _position(database: str, number: int) -> str:
 
 
 def _number_in(position: str, database: str, last: int) -> int | None:
-    """Return the number in a position of this database; None: there is none, or one that can't be."""
+    """Return the number in a position of this database; None: there is no position, or its number is not possible."""
     of, _, number = position.partition(" ")
     return int(number) if of == database and number.isdigit() and int(number) <= last else None
 

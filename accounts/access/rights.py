@@ -1,4 +1,4 @@
-"""The rights of callers: who may see and change what. Pure: it is told what there is.
+"""The rights of callers: who may see and change what. Pure: callers hand in all records.
 
 An admin may do everything. A manager may manage the keys of its own team, up to the rights of its own key and the
 limits of the team. A user sees its own keys. Nobody makes or opens a key with more rights than its own.

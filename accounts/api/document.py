@@ -14,7 +14,7 @@ from starlette.responses import Response
 from accounts.access.records import KINDS
 from accounts.api.api import EVERYBODY, AdminRequest, RouteRow, answer
 from accounts.api.page import TITLE, page_of
-from accounts.protocol.records import Budget, Limits
+from accounts.protocol.records import Budget, Limits, TeamLimits
 
 REF = "#/components/schemas/{name}"
 _VARIABLE = re.compile(r"{(\w+)(?::path)?}")
@@ -137,9 +137,10 @@ def descriptions(schema: str) -> dict[str, str]:
     for kind in KINDS.values():
         if schema.startswith(kind.name.title()):
             found |= _documented(kind.record)
-    for struct in (Limits, Budget):
-        if schema == struct.__name__:
-            found |= _documented(struct)
+    for name, structs in (("Limits", (Limits,)), ("TeamLimits", (Limits, TeamLimits)), ("Budget", (Budget,))):
+        if schema == name:
+            for struct in structs:
+                found |= _documented(struct)
     return found
 
 

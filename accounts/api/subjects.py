@@ -1,4 +1,5 @@
-"""Answers `/admin/organisations`, `/admin/teams`, `/admin/users` and `/admin/aliases`."""
+"""Answers `/admin/organisations`, `/admin/teams`, `/admin/users` and `/admin/aliases`; and `/admin/apply`, which makes
+all of them what a file declares."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from typing import Any
 from starlette.responses import Response
 
 from accounts.access import rights
+from accounts.access.declaration import Applied, Declaration, Declarations, read_declaration
 from accounts.access.records import ALIAS, ORGANISATION, TEAM, USER, Kind
 from accounts.access.subjects import Subjects
 from accounts.api import forms
 from accounts.api.api import ADMINS, USERS, AdminRequest, RouteRow, answer, read_object, read_query
-from accounts.api.forms import DeleteQuery, Page, TeamsQuery, UsersQuery
+from accounts.api.forms import ApplyQuery, DeleteQuery, Page, TeamsQuery, UsersQuery
 
 PLURALS = {"organisation": "organisations", "team": "teams", "user": "users", "alias": "aliases"}
 
@@ -94,3 +96,20 @@ def subject_rows(subjects: Subjects) -> tuple[RouteRow, ...]:
         (ALIAS, Page),
     )
     return tuple(row for kind, query in kinds for row in SubjectRoutes(subjects, kind, query).rows())
+
+
+class ApplyRoute:
+    """The handler of `/admin/apply`."""
+
+    def __init__(self, declarations: Declarations) -> None:
+        self._declarations = declarations
+
+    def rows(self) -> tuple[RouteRow, ...]:
+        about = "make access what a file (JSON or YAML) declares"
+        return (RouteRow("POST", "/admin/apply", ADMINS, self.apply, about, Declaration, Applied, ApplyQuery),)
+
+    def apply(self, request: AdminRequest) -> Response:
+        asked = read_query(request, ApplyQuery)
+        declared = read_declaration(request.body)
+        actor = rights.actor_of(request.caller)
+        return answer(self._declarations.apply(actor, declared, dry_run=asked.dry_run, prune=asked.prune))

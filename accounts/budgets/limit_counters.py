@@ -81,7 +81,7 @@ class LimitCounters:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> int:
-        """Raise what is too low, as far as something changed, and return how many counters were raised.
+        """Raise counters that are too low, if something has changed, and return how many were raised.
 
         Raises RedisError, OSError, sqlalchemy.exc.DBAPIError."""
         born = await self._ask("HGET", keys.LIMITS_ROUND, "born")

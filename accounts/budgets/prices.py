@@ -11,17 +11,16 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import delete, insert, select, update
 from starlette.responses import Response
 
 from accounts.access.changes import Changes
-from accounts.access.mirror import CURRENCY
+from accounts.access.mirror import CURRENCY, read_currency, read_prices
 from accounts.access.rights import actor_of
 from accounts.api.api import ADMINS, USERS, AdminRequest, RouteRow, answer, read_query
 from accounts.database.schema import facts, prices
 from accounts.errors import Invalid, Missing
 from accounts.protocol.records import Price, PriceListRecord, encode_record
-from accounts.usage.money import read_currency
 from accounts.usage.query import time_of
 
 KIND = PriceListRecord().name
@@ -117,12 +116,6 @@ class PriceRoutes:
                 change.connection.execute(insert(facts).values(name=CURRENCY, value=wanted))
                 change.note("update", KIND, CURRENCY, "", {CURRENCY: before}, {CURRENCY: wanted})
         return answer({"currency": wanted, "published": change.is_published})
-
-
-def read_prices(connection: Connection) -> tuple[Price, ...]:
-    """Return all prices, those of a model by their dates."""
-    rows = connection.execute(select(prices.c.record).order_by(prices.c.model, prices.c.valid_from)).scalars()
-    return tuple(_decode(row) for row in rows)
 
 
 def _price_of(body: bytes) -> Price:

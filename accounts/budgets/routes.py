@@ -13,6 +13,7 @@ from msgspec import Meta
 from sqlalchemy import ColumnElement, Connection, or_, select
 from starlette.responses import Response
 
+from accounts.access.mirror import read_currency
 from accounts.api.api import ADMINS, USERS, AdminRequest, RouteRow, answer, read_query
 from accounts.budgets.spending import NOTHING_SPENT, read_spending
 from accounts.budgets.watch import PATTERN, TABLES, limits_of
@@ -23,7 +24,7 @@ from accounts.errors import Forbidden, Invalid
 from accounts.protocol.caller import Caller
 from accounts.protocol.periods import Span, span_at
 from accounts.protocol.records import Budget, SubjectKind
-from accounts.usage.money import NANO, read_currency
+from accounts.protocol.usage import NANO
 from accounts.usage.query import read_cursor, write_cursor
 
 MAX_SUBJECTS = 1000

@@ -67,7 +67,7 @@ def _whole_pieces(kind: SubjectKind, span: Span) -> Iterator[Piece]:
 
 
 def _parts_of_hours(span: Span) -> Iterator[tuple[int, int]]:
-    """Yield the times at the begin and end of a period that are no whole hour."""
+    """Yield the parts at the begin and end of a period that are no whole hours."""
     if span.begins_at % HOUR_S:
         yield span.begins_at, -(-span.begins_at // HOUR_S) * HOUR_S
     if span.ends_at % HOUR_S:

@@ -18,14 +18,14 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Table, event, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from accounts.access.mirror import read_currency
 from accounts.budgets.spending import MAX_NAMES, NOTHING_SPENT, read_spending
 from accounts.budgets.webhooks import Event, store_event
 from accounts.database.schema import aliases, api_keys, budget_periods, organisations, teams, users
 from accounts.metrics import Metrics
 from accounts.protocol.periods import Span, span_at
 from accounts.protocol.records import NO_LIMITS, Budget, Limits, Period, SubjectKind
-from accounts.protocol.usage import UsageRecord
-from accounts.usage.money import NANO, read_currency
+from accounts.protocol.usage import NANO, UsageRecord
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +42,13 @@ SPENT = 1.0
 THRESHOLD = "budget.threshold"
 """Type of the event that a threshold was passed."""
 PATTERN = '%"budgets":%'
-"""Pattern of all records with budgets."""
+"""SQL pattern of the records that have budgets."""
 
 BudgetsOf = Mapping["Subject", Sequence[Budget]]
 
 
 class Subject(NamedTuple):
-    """Whoever a budget counts for."""
+    """A subject: whoever a budget counts for."""
 
     kind: SubjectKind
     name: str
@@ -130,7 +130,7 @@ class BudgetWatch:
 
 
 def subjects_of(record: UsageRecord) -> Iterator[Subject]:
-    """Yield whoever the call counts for."""
+    """Yield the subjects that the call counts for."""
     named: tuple[tuple[SubjectKind, str], ...] = (
         *(("organisation", record.organisation), ("team", record.team), ("user", record.user)),
         *(("key", record.key), ("alias", record.alias)),

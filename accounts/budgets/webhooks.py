@@ -17,7 +17,6 @@ import binascii
 import hmac
 import logging
 import random
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from aiohttp.abc import AbstractResolver, ResolveResult
 from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
 from yarl import URL
@@ -33,6 +31,7 @@ from yarl import URL
 from accounts.database.database import Database
 from accounts.database.schema import webhooks
 from accounts.metrics import Metrics
+from workers.http_addresses import ResolverOf
 from workers.process.addresses import why_refused
 from workers.process.resolver import RESOLVER
 
@@ -149,7 +148,7 @@ class WebhookSender:
     async def run(self) -> None:
         """Send events until cancelled. A database that is away is tried again."""
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        connector = aiohttp.TCPConnector(resolver=_CheckedResolver(), use_dns_cache=False, limit=AT_ONCE)
+        connector = aiohttp.TCPConnector(resolver=ResolverOf(allowed_addresses), use_dns_cache=False, limit=AT_ONCE)
         jar = aiohttp.DummyCookieJar()
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar) as session:
             while True:
@@ -162,7 +161,7 @@ class WebhookSender:
                     await asyncio.sleep(POLL_S)
 
     async def _round(self, session: aiohttp.ClientSession) -> int:
-        """Send what is due, at most AT_ONCE events, and return their number."""
+        """Send the events that are due, at most AT_ONCE, and return their number."""
         due = await asyncio.to_thread(self._claim)
         await asyncio.gather(*(self._deliver(session, delivery) for delivery in due))
         return len(due)
@@ -236,28 +235,13 @@ class _Refused(OSError):
     """The receiver's host has an address that nothing is sent to."""
 
 
-class _CheckedResolver(AbstractResolver):
-    """Looks up the receiver's host, and refuses addresses that are off limits."""
-
-    async def resolve(self, host: str, port: int = 0, family: int = socket.AF_INET) -> list[ResolveResult]:
-        addresses = await RESOLVER.addresses(host)
-        for address in addresses:
-            if why := _why_off_limits(address):
-                raise _Refused(f"the receiver's host has an address that is {why}")
-        return [
-            ResolveResult(
-                hostname=host,
-                host=address,
-                port=port,
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                proto=0,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for address in addresses
-        ]
-
-    async def close(self) -> None:
-        pass
+async def allowed_addresses(host: str) -> Sequence[str]:
+    """Return the addresses of the receiver's host. Raises OSError if one is off limits, or if there is none."""
+    addresses = await RESOLVER.addresses(host)
+    for address in addresses:
+        if why := _why_off_limits(address):
+            raise _Refused(f"the receiver's host has an address that is {why}")
+    return addresses
 
 
 def _why_off_limits(host: str) -> str:

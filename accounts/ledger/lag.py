@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import redis.asyncio
@@ -48,10 +49,11 @@ class LedgerLag:
             (self._metrics.records_written.inc, now.num_written - shown.num_written),
             (self._metrics.records_repeated.inc, now.num_repeated - shown.num_repeated),
             (self._metrics.records_set_aside.inc, now.num_set_aside - shown.num_set_aside),
+            (self._metrics.records_too_old.inc, now.num_too_old - shown.num_too_old),
         )
         for add, more in added:
             add(more)
-        self._shown = LedgerCounts(now.num_written, now.num_repeated, now.num_set_aside)
+        self._shown = replace(now)
 
     async def _oldest_s(self) -> float:
         """Return how long the oldest entry of the stream has been there; 0: there is none."""

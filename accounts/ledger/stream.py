@@ -22,7 +22,8 @@ CLAIM_AFTER_S = 10.0
 its database away. If it is neither, the records are written twice, and count once."""
 CLAIM_EVERY_S = 3.0
 FORGET_S = 86_400.0
-"""Seconds for which a gateway can learn that a batch was committed. After that it sends the batch again, in vain."""
+"""Seconds for which a gateway can learn that a batch was committed. After that it sends the batch again, which changes
+nothing."""
 FORGET_EVERY_S = 3600.0
 IDLE_READER_S = 3600.0
 """Seconds without a word after which a reader that holds no entries is removed from the group."""

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyErro
 
 from accounts.database.database import Database
 from accounts.errors import DatabaseAway
+from accounts.ledger.deleted import hold_deleted_until
 from accounts.ledger.rows import write_batch, write_sums
 from accounts.ledger.stream import Entry, LedgerStream
 from accounts.protocol.usage import UsageBatch, UsageRecord, decode_batch, encode_batch
@@ -56,6 +57,8 @@ class LedgerCounts:
     """Records that were in the database already."""
     num_set_aside: int = 0
     """Entries, or single records of one."""
+    num_too_old: int = 0
+    """Records of a time whose calls are deleted already."""
 
 
 @dataclass(slots=True)
@@ -64,6 +67,7 @@ class _Outcome:
 
     num_written: int = 0
     num_repeated: int = 0
+    num_too_old: int = 0
     set_aside: list[tuple[Entry, str]] = field(default_factory=list)
 
 
@@ -117,6 +121,12 @@ class LedgerWriter:
         self.counts.num_written += outcome.num_written
         self.counts.num_repeated += outcome.num_repeated
         self.counts.num_set_aside += len(outcome.set_aside)
+        self.counts.num_too_old += outcome.num_too_old
+        if outcome.num_too_old:
+            log.warning(
+                "%s usage records were not written: calls of their time are deleted already, and may have been these",
+                outcome.num_too_old,
+            )
 
     def _write_entries(self, entries: Sequence[Entry]) -> _Outcome:
         """Write entries in one transaction; if some can't be written, each in one of its own. Raises SQLAlchemyError
@@ -147,28 +157,31 @@ class LedgerWriter:
 
         Raises SQLAlchemyError."""
         try:
-            new = self._transact(batches)
+            num_new, num_too_old = self._transact(batches)
         except Unwritable as error:
             return error
         except StatementError as error:
             if isinstance(error, DBAPIError):
                 raise
             return error
-        outcome.num_written += len(new)
-        outcome.num_repeated += sum([len(batch.records) for batch in batches]) - len(new)
+        outcome.num_written += num_new
+        outcome.num_too_old += num_too_old
+        outcome.num_repeated += sum([len(batch.records) for batch in batches]) - num_new - num_too_old
         return None
 
-    def _transact(self, batches: Sequence[UsageBatch]) -> list[UsageRecord]:
-        """Write the records that are new, with their sums, and return them."""
+    def _transact(self, batches: Sequence[UsageBatch]) -> tuple[int, int]:
+        """Write the records that are new, with their sums. Return their number, and that of records too old to write:
+        they may be there no longer, having been counted."""
         if not batches:
-            return []
+            return 0, 0
         with self._database.transaction() as connection:
-            new = [record for batch in batches for record in write_batch(connection, batch)]
+            young, num_too_old = _young_of(batches, hold_deleted_until(connection))
+            new = [record for batch in young for record in write_batch(connection, batch)]
             if new:
                 write_sums(connection, new)
                 for follower in self._followers:
                     follower.on_written(connection, new)
-        return new
+        return len(new), num_too_old
 
     def _note_redis(self, error: Exception | None) -> None:
         if error is not None and not self._is_redis_away:
@@ -184,3 +197,13 @@ class LedgerWriter:
         elif error is None and self._is_database_away:
             log.info("usage is written to the database again")
         self._is_database_away = error is not None
+
+
+def _young_of(batches: Sequence[UsageBatch], deleted_until: float) -> tuple[list[UsageBatch], int]:
+    """Return the batches without the records of calls that ended before a time, and the number of these."""
+    young = [
+        msgspec.structs.replace(batch, records=tuple(one for one in batch.records if one.ended_at >= deleted_until))
+        for batch in batches
+    ]
+    num_young = sum([len(batch.records) for batch in young])
+    return [batch for batch in young if batch.records], sum([len(batch.records) for batch in batches]) - num_young

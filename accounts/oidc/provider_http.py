@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 
+from workers.http_addresses import ResolverOf
 from workers.process.resolver import RESOLVER
 
 TIMEOUT_S = 5.0
@@ -22,26 +21,6 @@ class ProviderAway(Exception):
     """The identity provider does not answer as it should; the message says how, without anything secret."""
 
 
-class _Addresses(AbstractResolver):
-    """Looks hosts up beside the event loop's own threads, which a name server that hangs would fill."""
-
-    async def resolve(self, host: str, port: int = 0, family: int = socket.AF_INET) -> list[ResolveResult]:
-        return [
-            ResolveResult(
-                hostname=host,
-                host=address,
-                port=port,
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                proto=0,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for address in await RESOLVER.addresses(host)
-        ]
-
-    async def close(self) -> None:
-        pass
-
-
 class ProviderHttp:
     """An HTTP client for identity providers. Requests may be sent only inside an `async with running()` block."""
 
@@ -52,7 +31,7 @@ class ProviderHttp:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Hold the connections for the length of the block."""
-        connector = aiohttp.TCPConnector(resolver=_Addresses(), use_dns_cache=False)
+        connector = aiohttp.TCPConnector(resolver=ResolverOf(RESOLVER.addresses), use_dns_cache=False)
         # No cookies: a provider must not take one person's request for another's.
         jar = aiohttp.DummyCookieJar()
         async with aiohttp.ClientSession(connector=connector, timeout=self._timeout, cookie_jar=jar) as session:

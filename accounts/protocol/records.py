@@ -38,6 +38,8 @@ Period = Literal["day", "week", "month"]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Names = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=1000)]
 Count = Annotated[int, Meta(ge=1, le=1 << 53)]
+FewObjects = Annotated[int, Meta(ge=1, le=10_000)]
+"""The number of objects that are looked at one by one: as many as the setting of the same objects may allow."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -70,7 +72,29 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     budgets: Annotated[tuple[Budget, ...], Meta(max_length=MAX_BUDGETS)] = ()
 
 
+class TeamLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The limits of a team or an organisation: those of its calls, and of what each team stores.
+
+    The least of a team's and its organisation's replaces the setting for that team; None: the setting holds."""
+
+    stored_responses: Count | None = None
+    """Most stored responses of a team; the oldest make room. No setting limits their number."""
+    stored_response_bytes: Annotated[int, Meta(ge=0, le=1 << 53)] | None = None
+    """Most bytes of a team's stored responses, in place of `responses_bytes_per_team`; 0 stores none."""
+    resumable_streams: FewObjects | None = None
+    """Most streams of a team that outlive their connections, at a time, in place of `resume_streams_per_team`."""
+    resumable_stream_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 53)] | None = None
+    """Most bytes of such streams, in place of `resume_bytes_per_team`."""
+    saved_slots: FewObjects | None = None
+    """Most files of a team in a folder of saved slots, in place of the workers' `slot_saves_per_team`."""
+    saved_slot_bytes: Count | None = None
+    """Most bytes of such files, in place of the workers' `slot_save_mib_per_team`."""
+
+
 NO_LIMITS = Limits()
+NO_TEAM_LIMITS = TeamLimits()
+STORAGE_LIMITS = tuple(name for name in TeamLimits.__struct_fields__ if name not in Limits.__struct_fields__)
+"""The fields of `TeamLimits` about what a team stores."""
 
 
 class AccessRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -134,7 +158,7 @@ class OrganisationRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     name: Name
     blocked: bool = False
-    limits: Limits = NO_LIMITS
+    limits: TeamLimits = NO_TEAM_LIMITS
 
 
 class TeamRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="team"):
@@ -145,7 +169,7 @@ class TeamRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     aliases: Names | None = None
     """Model names and adapters that the team's keys may use; null: all."""
     blocked: bool = False
-    limits: Limits = NO_LIMITS
+    limits: TeamLimits = NO_TEAM_LIMITS
 
 
 class UserRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="user"):

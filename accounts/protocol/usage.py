@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+NANO = 1_000_000_000
+"""Parts of the currency's unit in which costs are counted."""
+
 
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The usage of one call that ended: finished, failed, cancelled or cut."""

@@ -51,7 +51,7 @@ class CodeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The body with which a program asks for its key."""
 
     code: str
-    """The one that the browser brought."""
+    """The code that the browser brought to the program."""
     code_verifier: str
 
 

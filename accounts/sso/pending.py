@@ -25,15 +25,15 @@ class Login(msgspec.Struct, frozen=True, kw_only=True, tag="login"):
     """A browser that was sent to the provider. Its secret is the `state`."""
 
     browser: str
-    """SHA-256 of the cookie that it got: another browser's state is worth nothing."""
+    """SHA-256 of the cookie that it got: the state is refused without that cookie."""
     issuer: str
     nonce: str
     code_verifier: str
     redirect_uri: str
     return_to: str = ""
-    """Where it goes in the end; empty: to a page that says that it is signed in."""
+    """Address to which it is sent in the end; empty: a page that says that it is signed in."""
     code_challenge: str = ""
-    """Of the program that sent it, which waits at `return_to`; empty: none did."""
+    """Code challenge of the program that sent it and waits at `return_to`; empty: no program did."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, tag="device"):
@@ -41,7 +41,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, tag="device"):
 
     issuer: str
     device_code: str
-    """The provider's own."""
+    """The provider's own device code."""
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True, tag="handover"):
@@ -76,7 +76,7 @@ class Pending:
         return secret
 
     def find(self, secret: str, kind: type[WaitingT]) -> WaitingT | None:
-        """Return what is kept for a secret; None: nothing, or nothing any more."""
+        """Return what is kept for a secret; None: there is nothing, or it has expired."""
         with self._database.reading() as connection:
             row = connection.execute(select(sessions).where(*_of(secret, kind))).first()
         return _read(row, kind)

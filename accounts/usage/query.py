@@ -24,7 +24,7 @@ Text = Annotated[str, Meta(max_length=256)]
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The parameters of every query about usage. An empty one selects nothing out."""
+    """The parameters of every query about usage. An empty one is no condition."""
 
     begins: str = msgspec.field(default="", name="from")
     ends: str = msgspec.field(default="", name="to")

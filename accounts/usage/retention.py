@@ -17,13 +17,14 @@ from sqlalchemy.exc import DBAPIError
 
 from accounts.database.database import Database
 from accounts.database.schema import budget_periods, usage, usage_end_users, usage_hours, webhooks
+from accounts.ledger.deleted import note_deletion
 from accounts.metrics import Metrics
 from accounts.usage.summary import DAY_S
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 900.0
-"""Seconds between two looks for what is too old."""
+"""Seconds between two looks for rows that are too old."""
 FIRST_S = 30.0
 """Seconds after the start of the first look."""
 BATCH_S = 0.03
@@ -48,7 +49,7 @@ class Rule:
 
 
 class Retention:
-    """Deletes what is too old."""
+    """Deletes rows that are older than is kept."""
 
     def __init__(self, database: Database, metrics: Metrics, keep_days: int, keep_sums_days: int) -> None:
         self._database = database
@@ -94,6 +95,8 @@ class Retention:
         """Delete a batch; return the number of rows, and the seconds for which the database's writer was held."""
         with self._database.transaction() as connection:
             began = time.monotonic()
+            if rule.table is usage:
+                note_deletion(connection, cut)
             num = _delete_rows(connection, rule, cut, most)
         return num, time.monotonic() - began
 

@@ -1,4 +1,4 @@
-"""Answers `/admin/usage`: pages of calls, and sums. Exports are in `export.py`, LiteLLM's form in `spend_logs.py`."""
+"""Answers `/admin/usage`: pages of calls, and sums. Exports are in `export.py`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from msgspec import Meta
 from sqlalchemy import Row
 from starlette.responses import Response
 
+from accounts.access.mirror import read_currency
 from accounts.api.api import USERS, AdminRequest, RouteRow, answer, read_query
 from accounts.database.database import Database
 from accounts.errors import Invalid
+from accounts.protocol.usage import NANO
 from accounts.usage.calls import COLUMNS, Place, read_page
-from accounts.usage.money import NANO, read_currency
 from accounts.usage.query import Selection, calls_of, read_cursor, write_cursor
 from accounts.usage.summary import DAY_S, GROUPS, TIMES, Summary, summarise
 

@@ -48,7 +48,7 @@ OF_END_USERS = frozenset({"team", "end_user"})
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a range in sums of one table: from a time, and before another, both in unix seconds."""
+    """A part of a range, answered by one table of sums: from a time, and before another, both in unix seconds."""
 
     table: Table
     begins_at: int

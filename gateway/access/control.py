@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.types import Scope
 
@@ -19,7 +19,6 @@ from gateway.access.brakes import Brakes
 from gateway.access.keys import Keys, credential_of, key_in
 from gateway.access.proxies import TrustedProxies
 from gateway.access.team_starts import TeamStarts
-from gateway.access.tokens import Tokens
 from gateway.back_pressure import too_many_requests
 from gateway.call import Principal
 from gateway.errors import (
@@ -32,6 +31,9 @@ from gateway.errors import (
 )
 from gateway.telemetry.end_user import EndUser
 from gateway.telemetry.request_log import RequestLog
+
+if TYPE_CHECKING:
+    from gateway.access.tokens import Tokens
 
 COUNTED = "paddock.counted_key"
 """Key of the ASGI scope. Its value is the id of the API key for which the request is counted as under way."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from accounts.protocol.records import (
     MOST_URGENT_PRIORITY,
     NO_LIMITS,
+    NO_TEAM_LIMITS,
+    STORAGE_LIMITS,
     AccessRecord,
     AliasRecord,
+    Limits,
     OrganisationRecord,
     PriceListRecord,
     SubjectKind,
     SubjectRecord,
+    TeamLimits,
     TeamRecord,
     UserRecord,
 )
@@ -20,7 +25,7 @@ from gateway.call import CallBounds, Principal, Subject
 
 
 class Directory:
-    """Every record of access but the keys'. Empty without an accounts service: then a team is a name and no more."""
+    """All records of access but those of keys. It is empty without an accounts service: a team is a mere name then."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -68,6 +73,19 @@ class Directory:
     def user(self, name: str) -> UserRecord | None:
         """Return the record of a user; None: there is none."""
         return self._users.get(name)
+
+    def storage(self, name: str) -> TeamLimits:
+        """Return the limits of what a team stores: the least of its own and its organisation's."""
+        team = self._teams.get(name) or TeamRecord(name=name)
+        organisation = self._organisations.get(team.organisation)
+        of_both = [team.limits] if organisation is None else [team.limits, organisation.limits]
+        if all(limits is NO_TEAM_LIMITS for limits in of_both):
+            return NO_TEAM_LIMITS
+        least = dict[str, Any]()
+        for field in STORAGE_LIMITS:
+            if found := [most for limits in of_both if (most := getattr(limits, field)) is not None]:
+                least[field] = min(found)
+        return TeamLimits(**least)
 
     def principal(self, record: AccessRecord) -> Principal:
         """Return the holder of the key."""
@@ -118,5 +136,10 @@ class Directory:
         return tuple(
             Subject(kind, each.name, each.limits)
             for kind, each in named
-            if each is not None and each.limits != NO_LIMITS
+            if each is not None and _limits_calls(each.limits)
         )
+
+
+def _limits_calls(limits: Limits) -> bool:
+    """Return whether any of the limits is one of calls."""
+    return any(getattr(limits, field) != getattr(NO_LIMITS, field) for field in NO_LIMITS.__struct_fields__)

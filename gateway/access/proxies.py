@@ -21,7 +21,7 @@ class ProxiesInvalid(ValueError):
 
 
 class TrustedProxies:
-    """The proxies whose word about a caller counts. Nobody else's does: every caller can send such headers."""
+    """The proxies whose headers about a caller are believed. Those of others are not: every caller can send them."""
 
     def __init__(self, networks: tuple[Network, ...] = (), *, by_unix_socket: bool = False) -> None:
         self._networks = networks

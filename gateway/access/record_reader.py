@@ -51,7 +51,7 @@ class Copy(Protocol):
         ...
 
     def remove(self, name: bytes) -> None:
-        """Forget a field, which Redis does not have; perhaps the copy has none, too."""
+        """Forget a field, which Redis does not have; the copy may not have it either."""
         ...
 
 
@@ -171,7 +171,7 @@ class RecordReader:
         return await self._is_complete()
 
     async def _is_complete(self) -> bool:
-        """Return whether Redis has all records that there are; always true where no accounts service publishes any."""
+        """Return whether Redis has all records of the database; always true where no accounts service publishes any."""
         position = await self._ask("GET", keys.ACCESS_POSITION)
         is_told = position is not None and changes.REBUILD not in position
         self._was_complete |= is_told

@@ -17,6 +17,7 @@ from accounts.oidc.people import Person, granted, person_of
 from accounts.oidc.providers import KnownProvider, Providers
 from accounts.oidc.verification import TokenRefused, is_token, valid_until, verify
 from accounts.protocol.records import MAX_NAME_CHARS, AccessRecord
+from accounts.protocol.sign_on import SignOn
 from gateway.access.directory import Directory
 from gateway.back_pressure import provider_unavailable
 from gateway.call import Principal
@@ -56,6 +57,10 @@ class Tokens:
         self._directory = directory
         self._verified: OrderedDict[bytes, _Verified] = OrderedDict()
         """SHA-256 of a token -> what is known of it, the one used last at the end."""
+
+    async def run(self) -> None:
+        """Keep the providers' keys fresh, until cancelled."""
+        await self.providers.run()
 
     def takes(self, key: bytes) -> bool:
         """Return whether what a request has in place of an API key is to be read as a token."""
@@ -120,6 +125,11 @@ class Tokens:
             name=_key_id(person.user), sha256=known.sha256, team=grant.team, role=grant.role, user=person.user
         )
         return replace(self._directory.principal(record), by_token=True)
+
+
+def tokens_of(sign_on: SignOn, directory: Directory, verified: Callable[[bytes], None]) -> Tokens:
+    """Return what authenticates the tokens of the providers of a setting `oidc`."""
+    return Tokens(Providers(sign_on), directory, verified)
 
 
 def _key_id(user: str) -> str:

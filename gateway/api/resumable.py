@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -86,10 +85,10 @@ class Resumable:
         try:
             request_log = request_log_of(scope)
             request_log.trace.add_link(read_context(reading.trace))
-            idle_event = partial(ping, request_log)
-            stream = EventStream(send, lambda: answer_headers(request_log), idle_event, chunk_writer_of(scope))
+            pings = _Pings(request_log)
+            stream = EventStream(send, lambda: answer_headers(request_log), pings.next, chunk_writer_of(scope))
             async with until_disconnect(receive):
-                failure = await stream.pinged(_copy(reading, stream, holds), self._ping_interval_s)
+                failure = await stream.pinged(_copy(reading, stream, pings, holds), self._ping_interval_s)
                 if failure is None:
                     _note_told(request_log)
                     await stream.start()
@@ -109,7 +108,26 @@ def new_stream() -> str:
     return secrets.token_hex(16)
 
 
-async def _copy(reading: Reading, stream: EventStream, holds: Callable[[int], None] | None) -> PaddockError | None:
+class _Pings:
+    """Makes the pings of one response, whose events have ids."""
+
+    __slots__ = ("_request_log", "follows_events")
+
+    def __init__(self, request_log: RequestLog) -> None:
+        self._request_log = request_log
+        self.follows_events = False
+        """Whether an event has been sent."""
+
+    def next(self) -> bytes:
+        """Return a ping; behind an event without the empty line. OpenAI's Python client keeps the last id and makes an
+        event of such a line, on which it fails, since that has no data."""
+        comment = ping(self._request_log)
+        return comment.removesuffix(b"\n") if self.follows_events else comment
+
+
+async def _copy(
+    reading: Reading, stream: EventStream, pings: _Pings, holds: Callable[[int], None] | None
+) -> PaddockError | None:
     """Send every event to the client. Return the error that prevented it, or None."""
 
     def push(events: bytes) -> bool:
@@ -118,6 +136,7 @@ async def _copy(reading: Reading, stream: EventStream, holds: Callable[[int], No
                 holds(HELD_PER_BYTE * len(events))
         except PaddockError:
             return False  # raised again where it ends the response
+        pings.follows_events = True
         return stream.write_now(events)
 
     try:
@@ -127,6 +146,7 @@ async def _copy(reading: Reading, stream: EventStream, holds: Callable[[int], No
             if holds is not None:
                 holds(HELD_PER_BYTE * len(events))
             await stream.start()
+            pings.follows_events = True
             await written(stream.write(events))
     except PaddockError as error:
         return error

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from accounts.protocol.records import Price, PriceListRecord
-from accounts.protocol.usage import UsageRecord
+from accounts.protocol.usage import NANO, UsageRecord
 from workers.protocol.events import Usage
 
-NANO = 1_000_000_000
 ANY_MODEL = "*"
 
 

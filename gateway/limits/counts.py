@@ -57,7 +57,7 @@ class SubjectCounts:
     calls: int = 0
     """Calls of this process that are under way."""
     calls_told: int = 0
-    """Those that Redis counts, once it has run all messages."""
+    """Calls of this process that Redis counts, once it has run all messages."""
     untold_periods: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Field -> begin of the period, and what to add there."""
 
@@ -65,10 +65,10 @@ class SubjectCounts:
     """When Redis last told the counters; 0: never."""
     heard_tick: int = 0
     heard: Sums = NONE
-    """The window then, of all gateways."""
+    """The sums of the window at `heard_at`, of all gateways."""
     heard_calls: int = 0
     heard_own_calls: int = 0
-    """Those of them that are this process's."""
+    """Calls among `heard_calls` that are this process's."""
     periods: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Field -> begin of the period, and what was counted in it by all gateways."""
     sampled_at: float = 0.0

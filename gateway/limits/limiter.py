@@ -103,7 +103,7 @@ class RateLimits:
         self.used: dict[str, tuple[str, ...]] = {}
         """Subject -> fields of its budgets, of those that calls counted for since the last pulse."""
         self.untold: dict[SubjectCounts, None] = {}
-        """Those with something to be told to Redis."""
+        """The subjects with something to be told to Redis."""
         self.on_lost: Callable[[], None] | None = None
         """Called when Redis does not take messages any more."""
         self._waiting: dict[Reservation, None] = {}

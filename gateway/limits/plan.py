@@ -1,4 +1,4 @@
-"""Makes of the subjects of a call what is counted for it: a `Plan`, which holds until one of its periods ends."""
+"""Makes the `Plan` of a call: the counters of its subjects. A plan holds until one of its periods ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import lru_cache
 from accounts.protocol.limit_counters import DAY_TOKENS, MONTH_TOKENS, budget_field, subject_name
 from accounts.protocol.periods import UTC, Span, span_at
 from accounts.protocol.records import Budget, Period
+from accounts.protocol.usage import NANO
 from gateway.call import Principal, Subject
-from gateway.limits.cost import NANO
 
 Argument = str | int
 
@@ -42,7 +42,7 @@ class BudgetPlan:
 
     @property
     def most_nano(self) -> int:
-        """The amount that refuses; 0: none does."""
+        """The amount at which calls are refused, in nano units; 0: they never are."""
         return max(1, round(self.budget.amount * NANO)) if self.budget.refuses else 0
 
 
@@ -108,7 +108,7 @@ class Plan:
     principal: Principal
     alias: Subject | None
     subjects: tuple[SubjectPlan, ...]
-    """Those with anything that is counted in Redis."""
+    """The subjects with anything that is counted in Redis."""
     valid_until: float
     """Unix time at which the first of the counted periods ends."""
     arguments: tuple[Argument, ...]

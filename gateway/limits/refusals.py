@@ -12,10 +12,10 @@ from zoneinfo import ZoneInfo
 
 from accounts.protocol.periods import UTC as UTC_NAME
 from accounts.protocol.periods import is_known
+from accounts.protocol.usage import NANO
 from gateway import back_pressure
 from gateway.call import Subject
 from gateway.errors import ContextOverflow, RateLimited
-from gateway.limits.cost import NANO
 from gateway.limits.plan import Plan, SubjectPlan
 
 REQUESTS, TOKENS, TOKENS_OF_DAY, TOKENS_OF_MONTH, CALLS, FIRST_BUDGET = range(1, 7)

@@ -62,7 +62,7 @@ class Reservation(Permit):
         """Number of that tick in each subject's window; empty: not known."""
         self.error: PaddockError | None = None
         self.timer: asyncio.TimerHandle | None = None
-        """Decides the call without Redis, if that does not answer in time."""
+        """Timer that decides the call without Redis, if that does not answer in time."""
         self._decided: asyncio.Event | None = None
         self._cuts: list[Callable[[PaddockError], None]] = []
 

@@ -50,7 +50,7 @@ class GatewayShare:
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """Redis's absence."""
+    """A time during which Redis is away."""
 
     share: GatewayShare
     tick: int

@@ -109,7 +109,10 @@ class Recordings:
             raise RuntimeError("streams are begun while `run` runs")
         recording = Recording(stream, StreamInfo(owner.team, owner.request, self._gateway, trace), self._max_bytes)
         try:
-            self._share(recording, await self._quota.begin(owner.team, stream))
+            count = await self._quota.begin(owner.team, stream)
+            self._share(recording, count)
+            if count is not None:
+                await self._log.forget(count.made_room)
             await self._write([recording], renew=True)
         except StoreUnavailable:
             log.warning("a stream began that only this gateway can go on with: Redis does not answer")
@@ -214,14 +217,15 @@ class Recordings:
         """Return the count of a team's running streams at this gateway, a new one included; None: the team already has
         as many as it may (max_streams). Used while Redis is away."""
         num_running = sum(one.head.team == team for one in self._running.values())
-        return StreamCount(num_running + 1, ()) if num_running < self._quota.bounds.max_streams else None
+        return StreamCount(num_running + 1, ()) if num_running < self._quota.bounds_of(team).max_streams else None
 
     def _share(self, recording: Recording, count: StreamCount | None) -> None:
         """Set how many bytes the stream may keep: an equal part of its team's bytes, within the bounds for one stream.
         `count`: the team's running streams; None: the team may have no more, so raise TooManyStreams."""
+        bounds = self._quota.bounds_of(recording.head.team)
         if count is None:
-            raise too_many_streams(self._quota.bounds.max_streams)
-        recording.keep_at_most(min(self._max_bytes, self._quota.bounds.share(count.num_running)))
+            raise too_many_streams(bounds.max_streams, bounds.streams_limit)
+        recording.keep_at_most(min(self._max_bytes, bounds.share(count.num_running)))
 
     async def _write(self, recordings: Sequence[Recording], *, renew: bool) -> None:
         for recording in recordings:

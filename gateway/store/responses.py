@@ -1,13 +1,14 @@
-"""Stores responses of the model for later requests: by team, for a limited time, up to a number of bytes per team.
+"""Stores responses of the model for later requests: by team, for a limited time, up to what each team may store.
 Methods raise StoreUnavailable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import redis.asyncio
 
+from accounts.protocol.records import TeamLimits
 from gateway.store.client import ANSWER_TIMEOUT_S
 from gateway.store.outage import answered
 from gateway.store.scripts import ScriptSender, load_response_script
@@ -15,13 +16,19 @@ from workers.protocol import keys
 
 NOT_YET = -1
 """Reply of the script `keep_response` if it has dropped all old responses that one run may, and still lacks room."""
+ANY_NUMBER = 0
+"""Argument of the scripts for a team whose responses are not limited in number."""
 
 
 class ResponseRecords:
-    def __init__(self, redis: redis.asyncio.Redis, ttl_s: float, bytes_per_team: int) -> None:
+    def __init__(
+        self, redis: redis.asyncio.Redis, ttl_s: float, bytes_per_team: int, limits_of: Callable[[str], TeamLimits]
+    ) -> None:
+        """`bytes_per_team`: maximum bytes of a team whose limits, which `limits_of` returns, name none."""
         self._redis = redis
         self._ttl_ms = round(ttl_s * 1000)
         self._bytes_per_team = bytes_per_team
+        self._limits_of = limits_of
         self._keep = load_response_script("keep_response")
         self._make_room = load_response_script("make_room_response")
         self._drop = load_response_script("drop_response")
@@ -29,16 +36,18 @@ class ResponseRecords:
 
     async def keep(self, team: str, id: str, record: bytes, before: Sequence[str] = (), *, again: bool = False) -> bool:
         """Store a response's record; if there is no room, the team's oldest responses are dropped. Return False if
-        nothing was stored: the record is larger than the team's limit, or `again` is set and the old record was dropped
-        meanwhile.
+        nothing was stored: the record is larger than the team's responses may be, or `again` is set and the old record
+        was dropped meanwhile.
 
         `before`: ids of the earlier responses that this one follows; they are then kept as long as this one. `again`:
         replace the record that is stored under the same id."""
-        rest = (id, record, self._ttl_ms, self._bytes_per_team, "1" if again else "", *before)
-        prefix = keys.responses(team)
+        limits, prefix = self._limits_of(team), keys.responses(team)
+        max_bytes = self._bytes_per_team if limits.stored_response_bytes is None else limits.stored_response_bytes
+        most = limits.stored_responses or ANY_NUMBER
+        rest = (id, record, self._ttl_ms, max_bytes, most, "1" if again else "", *before)
         while (kept := await self._pipe.send(self._keep, prefix, *rest)) == NOT_YET:
             # Sent without the record, which may be long; other callers' scripts run in between.
-            while not await self._pipe.send(self._make_room, prefix, self._bytes_per_team - len(record)):
+            while not await self._pipe.send(self._make_room, prefix, max_bytes - len(record), most):
                 pass
         return bool(kept)
 

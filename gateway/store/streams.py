@@ -5,12 +5,13 @@ Events are numbered from 1. One gateway writes a stream, any gateway reads it. M
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import redis.asyncio
 
+from accounts.protocol.records import TeamLimits
 from gateway.store.client import ANSWER_TIMEOUT_S
 from gateway.store.outage import NO_ANSWER, answered, is_of_one_name, reading, unavailable
 from gateway.store.scripts import LONG_BYTES, ScriptSender, load_stream_script
@@ -235,10 +236,20 @@ class StreamBounds:
 
     max_streams: int
     max_bytes: int
+    streams_limit: str = "setting `resume_streams_per_team`"
+    """The name of what sets `max_streams`, for callers."""
 
     def share(self, num_running: int) -> int:
         """Return the bytes that each stream may keep if `num_running` streams run."""
         return max(LEAST_BYTES, self.max_bytes // max(1, num_running))
+
+    def within(self, limits: TeamLimits) -> StreamBounds:
+        """Return the bounds of a team, whose own limits replace these."""
+        of_team = {"max_streams": limits.resumable_streams, "max_bytes": limits.resumable_stream_bytes}
+        replaced: dict[str, Any] = {name: most for name, most in of_team.items() if most is not None}
+        if limits.resumable_streams is not None:
+            replaced["streams_limit"] = "limit `resumable_streams` of the team or its organisation"
+        return replace(self, **replaced)
 
 
 class StreamBytes(NamedTuple):
@@ -259,12 +270,20 @@ class StreamCount(NamedTuple):
 class StreamQuota:
     """Limits the number and bytes of a team's resumable streams, over all gateways."""
 
-    def __init__(self, redis: redis.asyncio.Redis, bounds: StreamBounds, kept_s: float) -> None:
-        """`kept_s`: seconds that a stream is kept after its end."""
-        self.bounds = bounds
+    def __init__(
+        self, redis: redis.asyncio.Redis, bounds: StreamBounds, kept_s: float, limits_of: Callable[[str], TeamLimits]
+    ) -> None:
+        """`bounds`: those of a team whose limits, which `limits_of` returns, name none. `kept_s`: seconds that a stream
+        is kept after its end."""
+        self._bounds = bounds
+        self._limits_of = limits_of
         self._lifetimes_ms = (round(keys.STREAM_TTL_S * 1000), round(kept_s * 1000))
         self._script = load_stream_script("count_streams")
         self._pipe = ScriptSender(redis, (self._script,), ANSWER_TIMEOUT_S)
+
+    def bounds_of(self, team: str) -> StreamBounds:
+        """Return the bounds of the team's streams, as they are now."""
+        return self._bounds.within(self._limits_of(team))
 
     async def begin(self, team: str, stream: str) -> StreamCount | None:
         """Count a new stream as the team's. Return None, and do not count it, if the team may run no more streams."""
@@ -275,9 +294,9 @@ class StreamQuota:
         return await self._count(team, "", held) or StreamCount(0, ())
 
     async def _count(self, team: str, is_new: str, held: Iterable[StreamBytes]) -> StreamCount | None:
-        bounds = (self.bounds.max_streams, self.bounds.max_bytes)
-        told = [field for one in held for field in one]
-        answer = await self._pipe.send(self._script, keys.streams(team), *bounds, *self._lifetimes_ms, is_new, *told)
+        told, bounds = [field for one in held for field in one], self.bounds_of(team)
+        most = (bounds.max_streams, bounds.max_bytes)
+        answer = await self._pipe.send(self._script, keys.streams(team), *most, *self._lifetimes_ms, is_new, *told)
         with reading():
             num_running, *made_room = answer
             return None if num_running < 0 else StreamCount(num_running, tuple(stream.decode() for stream in made_room))

@@ -16,6 +16,9 @@ from gateway.usage.recovery import Price
 from gateway.usage.running_calls import RunningCall
 from workers.protocol.events import NO_USAGE, Usage
 
+LEFT = frozenset({"client_gone", "cancelled"})
+"""Outcomes of calls that their callers left. What came of these counts, though nobody has read it."""
+
 
 class MeteredCall:
     """The meter of one request (`gateway.telemetry.request_log.Meter`)."""
@@ -78,6 +81,7 @@ class UsageRecorder:
 
     def _record(self, request_log: RequestLog) -> UsageRecord:
         usage = request_log.usage or NO_USAGE
+        is_refused = request_log.status >= 400 and request_log.outcome not in LEFT
         return UsageRecord(
             number=self._journal.last + 1,
             request_id=request_log.request_id,
@@ -96,7 +100,8 @@ class UsageRecorder:
             adapter=request_log.adapter,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
+            # An error came in place of the answer, whose tokens nobody got.
+            completion_tokens=0 if is_refused else usage.completion_tokens,
             media_tokens=usage.media_tokens,
             queue_ms=round(request_log.answer.queue_s * 1000),
             compute_ms=round(request_log.compute_s * 1000),

@@ -39,7 +39,7 @@ MAX_SLOTS = 16_384
 
 
 class RunningCall:
-    """One running call in the table. Without a slot, what it is told goes nowhere."""
+    """One running call in the table. Without a slot it drops what it is told."""
 
     __slots__ = ("_at", "_calls", "_completion", "_words", "serial")
 
@@ -66,7 +66,7 @@ class RunningCall:
         words[at + _QUEUE_MS], words[at + _SUBMITTED_MS] = queue_ms, submitted_ms
 
     def close(self) -> None:
-        """Free the slot. What is set afterwards goes nowhere."""
+        """Free the slot. What is set afterwards is dropped."""
         words, at = self._words, self._at
         self._words, self._at, self._completion = self._calls.nowhere, 0, _COMPLETION
         if at:

@@ -30,7 +30,7 @@ _MARGIN_BYTES = 16 << 10
 
 
 class JournalFull(Exception):
-    """The files have as many bytes as they may."""
+    """The files have reached their maximum size."""
 
 
 @dataclass(slots=True)

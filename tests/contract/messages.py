@@ -311,6 +311,9 @@ MESSAGES = {
     "slot_action.json": SlotAction(
         action="restore", tenant="team-a", filename="chat.bin", salt="mine", adapters=(AdapterUse("team/pirate", 0.5),)
     ),
+    "slot_action_limited.json": SlotAction(
+        action="save", tenant="team-a", filename="chat.bin", max_files=3, max_bytes=1 << 30
+    ),
     "slot_action_smallest.json": SlotAction(action="erase", tenant="team-a"),
     "slot_saved.json": SlotSaved(
         id_slot=1, filename="chat.bin", n_saved=1745, n_written=14309796, n_left=3, timings=SaveTimings(49.875)

@@ -209,6 +209,10 @@ class SlotAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The `cache_salt` of the conversation."""
     adapters: tuple[AdapterUse, ...] = ()
     """For `restore`: the adapters that the conversation was computed with."""
+    max_files: Annotated[int, Meta(ge=1)] | None = None
+    """For `save`: most files of the team in the folder; None: the worker's `slot_saves_per_team`."""
+    max_bytes: Annotated[int, Meta(ge=1)] | None = None
+    """For `save`: most bytes of the team's files; None: the worker's `slot_save_mib_per_team`."""
 
 
 class SaveTimings(msgspec.Struct, frozen=True):

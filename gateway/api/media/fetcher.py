@@ -7,20 +7,19 @@ otherwise the next time changes nothing. Redirects are not followed, since each 
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from gateway.api.media.attachments import DEFAULT_MAX_BYTES, MIB, UNTOLD
 from gateway.api.media.kinds import bare_type, is_text, kind_of_type
 from gateway.dispatch.team_turns import TeamTurns
 from gateway.errors import InvalidRequest, NotSupported, PaddockError
+from workers.http_addresses import Addresses, ResolverOf
 from workers.process.addresses import USUAL_PORTS, is_listed, why_refused
 from workers.process.resolver import RESOLVER
 
@@ -28,9 +27,6 @@ AT_ONCE, AT_ONCE_PER_TEAM = 16, 4
 """Maximum fetches at once in all, and of one team; others wait."""
 PIECE_BYTES = 64 << 10
 PORTS = {"http": 80, "https": 443}
-
-Addresses = Callable[[str], Awaitable[Sequence[str]]]
-"""Returns the numeric addresses of a host. Raises OSError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +48,6 @@ class Fetched:
     data: bytes
     content_type: str
     """Its content type as the server told it, without parameters; empty: the server told none."""
-
-
-class _Pinned(AbstractResolver):
-    """Answers with addresses that have been checked already."""
-
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._addresses = addresses
-
-    async def resolve(self, host: str, port: int = 0, family: int = socket.AF_INET) -> list[ResolveResult]:
-        return [
-            ResolveResult(
-                hostname=host,
-                host=address,
-                port=port,
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                proto=0,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for address in self._addresses
-        ]
-
-    async def close(self) -> None:
-        pass
 
 
 class Fetcher:
@@ -143,8 +116,11 @@ class Fetcher:
         return addresses
 
     async def _get(self, url: URL, addresses: Sequence[str], param: str, hold: Callable[[int], None]) -> Fetched:
+        async def checked(_: str) -> Sequence[str]:
+            return addresses
+
         connector = aiohttp.TCPConnector(
-            resolver=_Pinned(addresses), use_dns_cache=False, force_close=True, limit=1, ssl=self._tls
+            resolver=ResolverOf(checked), use_dns_cache=False, force_close=True, limit=1, ssl=self._tls
         )
         async with (
             aiohttp.ClientSession(

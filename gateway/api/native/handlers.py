@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from accounts.protocol.records import TeamLimits
 from gateway.adapters.desired import DesiredAdapters
 from gateway.adapters.registrar import AdapterRegistrar
 from gateway.api.call_handlers import CallHandlers
@@ -25,12 +28,14 @@ def native_handlers(
     desired_models: DesiredModels,
     chat: ChatReader,
     enabled: EnabledRoutes,
+    limits_of: Callable[[str], TeamLimits],
 ) -> dict[str, Handler]:
-    """Return the handlers by their names in `gateway.api.routes`. `chat` reads the chat bodies of `/apply-template`."""
+    """Return the handlers by their names in `gateway.api.routes`. `chat` reads the chat bodies of `/apply-template`,
+    `limits_of` returns the limits of what a team stores."""
     queries, call_adapters = calls.queries, calls.pipeline.adapters
     info = LiveFleetInfo(queries, call_adapters)
     models = ModelRoutes(reader, queries, desired_models, enabled)
-    slots = SlotRoutes(reader, queries, call_adapters)
+    slots = SlotRoutes(reader, queries, call_adapters, limits_of)
     texts = TextRoutes(reader, queries, chat, calls.media)
     adapters = AdapterRoutes(reader, fleet, queries, desired_adapters, AdapterRegistrar(queries, desired_adapters))
     return {

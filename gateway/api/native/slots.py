@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
+from accounts.protocol.records import NO_TEAM_LIMITS, TeamLimits
 from gateway.adapters.choice import CallAdapters
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
@@ -85,11 +86,19 @@ class SlotQueries:
 class SlotRoutes:
     """Handles `GET /slots` and `POST /slots/{id_slot}`."""
 
-    def __init__(self, reader: RequestReader, queries: WorkerQueries, adapters: CallAdapters) -> None:
+    def __init__(
+        self,
+        reader: RequestReader,
+        queries: WorkerQueries,
+        adapters: CallAdapters,
+        limits_of: Callable[[str], TeamLimits],
+    ) -> None:
+        """`limits_of` returns the limits of what a team stores."""
         self._reader = reader
         self._queries = queries
         self._slots = SlotQueries(queries)
         self._adapters = adapters
+        self._limits_of = limits_of
 
     async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         call = self._reader.call(principal, {}, scope)
@@ -113,12 +122,15 @@ class SlotRoutes:
             raise InvalidRequest("`filename` is missing. Send a name for the file.", param="filename")
         number = _read_number(scope["path_params"]["id_slot"])
         beat, slot = _find_slot(number, self._queries.workers(call.model), call.alias)
+        limits = self._limits_of(principal.team) if action == "save" else NO_TEAM_LIMITS
         asked = SlotAction(
             action=action,
             tenant=principal.team,
             filename=body.filename,
             salt=body.cache_salt,
             adapters=self._adapters.of(call, read_lora(body)),
+            max_files=limits.saved_slots,
+            max_bytes=limits.saved_slot_bytes,
         )
         found = await self._queries.ask_worker(beat, "POST", f"{SLOTS_PATH}/{slot}", _ANSWERS[action], asked)
         await send_json(send, replace(found, id_slot=number), request_log_of(scope))

@@ -92,8 +92,11 @@ class Background:
         """Store the response as queued, and begin to make it. `end` is called when it is over."""
         request_log, team, holds = request_log_of(scope), call.principal.team, hold_function(scope)
         if not await self._responses.keep(team, writer.record(writer.snapshot.object("queued"))):
-            message = "The request does not fit into what a team may store. Send less, or send it without `background`."
-            raise StorageFull(message)
+            raise StorageFull(
+                "The request takes more bytes than its team's stored responses may in all: see the limit "
+                "`stored_response_bytes` of the team or its organisation, else the setting "
+                "`responses_bytes_per_team`. Send less, or send it without `background`."
+            )
 
         async def produce(recording: Recording) -> None:
             try:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from gateway.commands.accounts import layout
+
 ALL = "all"
 LIMITS = "limits"
 ROLES = ("user", "manager", "admin", "metrics")
@@ -22,8 +24,9 @@ NONE = "none"
 """Stands for a value that is to be removed."""
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)", re.IGNORECASE)
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)", re.IGNORECASE)
 
 Read = Callable[[str], Any]
 """Reads the text of a flag; raises ArgumentTypeError, which says how such a value is written."""
@@ -39,10 +42,19 @@ def read_duration(text: str) -> float:
 
 def read_count(text: str) -> int:
     """Return a number that may end with k, M or G."""
+    return _read_number(text, THOUSANDS, "number; write it as 600, 100k or 2M")
+
+
+def read_size(text: str) -> int:
+    """Return the bytes of a size that may end with K, M, G or T, each 1,024 times the one before."""
+    return _read_number(text, BYTES, "size; write it as 500M or 2G")
+
+
+def _read_number(text: str, units: dict[str, int], what: str) -> int:
     found = _NUMBER.fullmatch(text)
-    if found is None:
-        raise ArgumentTypeError(f"{text!r} is no number; write it as 600, 100k or 2M")
-    return round(float(found[1]) * THOUSANDS[found[2].lower()])
+    if found is None or found[2].lower() not in units:
+        raise ArgumentTypeError(f"{text!r} is no {what}")
+    return round(float(found[1]) * units[found[2].lower()])
 
 
 def read_amount(text: str) -> float:
@@ -130,12 +142,21 @@ class Limit:
     field: str
     words: str
     title: str
+    is_size: bool = False
+    """Whether it is a number of bytes."""
 
     def as_flag(self) -> Flag:
-        return Flag(self.flag, f"{LIMITS}.{self.field}", self.words, "N", removable(read_count))
+        field = f"{LIMITS}.{self.field}"
+        if self.is_size:
+            return Flag(self.flag, field, f"bytes {self.words}", "SIZE", removable(read_size))
+        return Flag(self.flag, field, self.words, "N", removable(read_count))
+
+    def write(self, value: int | None) -> str:
+        """Return the limit's value for people; empty for None."""
+        return layout.write_size(value) if self.is_size else layout.write_number(value)
 
 
-ALL_LIMITS = (
+LIMITS_OF_CALLS = (
     Limit("--rpm", "requests_per_minute", "requests per minute", "RPM"),
     Limit("--tpm", "tokens_per_minute", "tokens per minute, of prompts and answers", "TPM"),
     Limit("--parallel", "max_parallel", "calls at once", "PARALLEL"),
@@ -144,6 +165,16 @@ ALL_LIMITS = (
     Limit("--max-prompt-tokens", "max_prompt_tokens", "tokens of a prompt", "PROMPT"),
     Limit("--max-tokens", "max_tokens", "tokens of an answer", "ANSWER"),
 )
+LIMITS_OF_STORAGE = (
+    Limit("--stored-responses", "stored_responses", "stored responses", "RESPONSES"),
+    Limit("--stored-response-bytes", "stored_response_bytes", "of stored responses", "RESPONSE BYTES", is_size=True),
+    Limit("--resumable-streams", "resumable_streams", "resumable streams at once", "STREAMS"),
+    Limit("--resumable-stream-bytes", "resumable_stream_bytes", "of resumable streams", "STREAM BYTES", is_size=True),
+    Limit("--saved-slots", "saved_slots", "saved slots in a folder", "SLOTS"),
+    Limit("--saved-slot-bytes", "saved_slot_bytes", "of saved slots in a folder", "SLOT BYTES", is_size=True),
+)
+"""Limits of what each team stores; organisations have them, too."""
+ALL_LIMITS = (*LIMITS_OF_CALLS, *LIMITS_OF_STORAGE)
 LIMIT_FLAGS = tuple(limit.as_flag() for limit in ALL_LIMITS)
 
 
@@ -217,10 +248,10 @@ RECORD_OF_KEY = (
 KEY_FLAGS = (*RECORD_OF_KEY, NOTE)
 
 
-def limit_flags_beside(flags: Iterable[Flag]) -> tuple[Flag, ...]:
+def limit_flags_beside(flags: Iterable[Flag], limits: Iterable[Limit] = LIMITS_OF_CALLS) -> tuple[Flag, ...]:
     """Return the flags of limits whose names none of the given flags has: of an answer's tokens, a key has its own."""
     taken = {flag.name for flag in flags}
-    return tuple(flag for flag in LIMIT_FLAGS if flag.name not in taken)
+    return tuple(limit.as_flag() for limit in limits if limit.flag not in taken)
 
 
 def add_flags(parser: ArgumentParser, title: str, flags: Iterable[Flag]) -> None:

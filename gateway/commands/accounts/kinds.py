@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.commands.accounts import flags, layout
-from gateway.commands.accounts.flags import ALL_LIMITS, Flag, limit_flags_beside
+from gateway.commands.accounts.flags import ALL_LIMITS, LIMITS_OF_CALLS, Flag, Limit, limit_flags_beside
 from gateway.commands.accounts.layout import Column, card
 
 Document = Mapping[str, Any]
@@ -27,6 +27,7 @@ class Kind:
     filters: tuple[str, ...] = ()
     """Parameters of the list that name a record of another kind."""
     can_block: bool = True
+    limits: tuple[Limit, ...] = LIMITS_OF_CALLS
 
     @property
     def one(self) -> str:
@@ -35,7 +36,12 @@ class Kind:
 
     @property
     def all_flags(self) -> tuple[Flag, ...]:
-        return (*self.flags, *limit_flags_beside(self.flags))
+        return (*self.flags, *self.limit_flags)
+
+    @property
+    def limit_flags(self) -> tuple[Flag, ...]:
+        """The flags of its limits."""
+        return limit_flags_beside(self.flags, self.limits)
 
 
 def describe(kind: Kind, record: Document, key: str = "") -> str:
@@ -82,7 +88,7 @@ def brief_limits(record: Document) -> str:
 def _limits_of(limits: Document) -> list[tuple[str, str, str]]:
     """Return the words, title and value of each limit that is set."""
     found = ((limit, limits.get(limit.field)) for limit in ALL_LIMITS)
-    return [(limit.words, limit.title, layout.write_number(value)) for limit, value in found if value is not None]
+    return [(limit.words, limit.title, limit.write(value)) for limit, value in found if value is not None]
 
 
 def _state(record: Document) -> str:
@@ -176,6 +182,7 @@ ORGANISATION = Kind(
     flags.ORGANISATION_FLAGS,
     (NAME, _STATE, _LIMITS),
     lambda record: {"state": _state(record)},
+    limits=ALL_LIMITS,
 )
 TEAM = Kind(
     "team",
@@ -184,6 +191,7 @@ TEAM = Kind(
     (NAME, _text("organisation", "ORGANISATION"), _STATE, _MODELS, _LIMITS),
     _team_fields,
     ("organisation",),
+    limits=ALL_LIMITS,
 )
 USER = Kind(
     "user",

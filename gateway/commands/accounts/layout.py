@@ -112,6 +112,16 @@ def write_number(value: float | None) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
 
 
+def write_size(value: int | None) -> str:
+    """Return a number of bytes by the largest unit that leaves it whole, or with one decimal; empty for None."""
+    if value is None:
+        return ""
+    for unit, factor in (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if value >= factor:
+            return f"{write_number(round(value / factor, 1))}{unit}"
+    return write_number(value)
+
+
 def write_money(value: float | None) -> str:
     """Return an amount with two decimals, or with as many as a small one needs; empty for None."""
     if value is None:

@@ -78,18 +78,20 @@ def _target(call: Call) -> tuple[Kind, str]:
 def _list(call: Call) -> Result:
     kind = BY_NAME[call.options.kind]
     answer = call.api.get(path_of(kind.plural), limit=call.options.limit, cursor=call.options.cursor)
-    limited = [record for record in answer.document["data"] if any(_limits(record).values())]
+    limited = [record for record in answer.document["data"] if _limits(record)]
     columns = (NAME, *map(_column, ALL_LIMITS))
     shown = table(columns, limited, call.width) if limited else f"None of the {kind.plural} has limits."
     return Result(answer, shown + more_text(answer))
 
 
 def _limits(record: Document) -> dict[str, Any]:
-    return {limit.field: record["limits"].get(limit.field) for limit in ALL_LIMITS}
+    """Return the limits that are set; budgets are none of them."""
+    fields = {limit.field for limit in ALL_LIMITS}
+    return {name: value for name, value in record["limits"].items() if name in fields and value is not None}
 
 
 def _column(limit: flags.Limit) -> Column[Document]:
-    return Column(limit.title, lambda record: layout.write_number(record["limits"].get(limit.field)), is_number=True)
+    return Column(limit.title, lambda record: limit.write(record["limits"].get(limit.field)), is_number=True)
 
 
 def _show(call: Call) -> Result:
@@ -108,7 +110,7 @@ def _set(call: Call) -> Result:
 
 def _clear(call: Call) -> Result:
     kind, path = _target(call)
-    return changed(kind, call.api.patch(path, {"limits": {limit.field: None for limit in ALL_LIMITS}}))
+    return changed(kind, call.api.patch(path, {"limits": {limit.field: None for limit in kind.limits}}))
 
 
 def _list_budgets(call: Call) -> Result:

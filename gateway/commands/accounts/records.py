@@ -53,7 +53,7 @@ def add_commands(kind: Kind, parsers: Any, name: str, about: str) -> None:
     changing = _named(add_command(commands, "update", partial(_update, kind), f"change {kind.one}"), kind)
     for parser in (making, changing):
         add_flags(parser, "what it is", kind.flags)
-        add_flags(parser, "its limits; `none` removes one", limit_flags_beside(kind.flags))
+        add_flags(parser, "its limits; `none` removes one", kind.limit_flags)
     deleting = _named(add_command(commands, "delete", partial(_delete, kind), f"delete {kind.one}"), kind)
     if kind is TEAM:
         deleting.add_argument("--with-keys", action="store_true", help="and all keys of the team")

@@ -1,18 +1,19 @@
--- Stores a response of a team, and drops the team's oldest ones if it would hold too many bytes.
+-- Stores a response of a team, and drops the team's oldest ones if it would hold too many or too many bytes.
 --
 --   KEYS[1]  prefix of the team's responses
 --   ARGV[1]  id
 --   ARGV[2]  the response
 --   ARGV[3]  lifetime, ms
 --   ARGV[4]  maximum bytes of the team's responses
---   ARGV[5]  "1": only if the response is there already
---   ARGV[6+] ids of the responses that it follows: they are kept as long as it
--- Result: 1: stored; 0: not stored, as it is larger than ARGV[4], or (ARGV[5]) not there any more; -1: not stored yet,
+--   ARGV[5]  maximum number of them; 0: any number
+--   ARGV[6]  "1": only if the response is there already
+--   ARGV[7+] ids of the responses that it follows: they are kept as long as it
+-- Result: 1: stored; 0: not stored, as it is larger than ARGV[4], or (ARGV[6]) not there any more; -1: not stored yet,
 -- as one run may not drop enough of the oldest: run `make_room_response`, then this again. An error if Redis is full
 --
 -- Keeps: sizes are those of stored responses, and of expired ones until a run removes them, 500 at most; their sum is
--- at most ARGV[4].
-local id, body, ttl, bound = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+-- at most ARGV[4], and their number ARGV[5].
+local id, body, ttl, bound, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
@@ -33,21 +34,23 @@ end
 -- room for a long one, would hold up every other caller.
 local MOST = 100
 for _, old in ipairs(redis.call("ZRANGEBYSCORE", responses_key, "-inf", now, "LIMIT", 0, 500)) do drop(old) end
-if ARGV[5] == "1" and not redis.call("ZSCORE", responses_key, id) then return 0 end
-if is_refused and ARGV[5] ~= "1" then return told end
+if ARGV[6] == "1" and not redis.call("ZSCORE", responses_key, id) then return 0 end
+if is_refused and ARGV[6] ~= "1" then return told end
 if #body > bound then
   drop(id)
   return 0
 end
-for i = 6, #ARGV do
+for i = 7, #ARGV do
   if redis.call("PEXPIRE", response_key(ARGV[i]), ttl) == 1 then
     redis.call("ZADD", responses_key, "XX", now + ttl, ARGV[i])
   end
 end
 local dropped = 0
+local is_there = redis.call("ZSCORE", responses_key, id) and 1 or 0
 while true do
   local all, own = unpack(redis.call("HMGET", response_sizes_key, "all", id))
-  if (tonumber(all) or 0) - (tonumber(own) or 0) + #body <= bound then break end
+  local others = redis.call("ZCARD", responses_key) - is_there
+  if (tonumber(all) or 0) - (tonumber(own) or 0) + #body <= bound and (most == 0 or others < most) then break end
   if dropped == MOST then return -1 end
   local oldest = redis.call("ZRANGE", responses_key, 0, 1)
   local next = oldest[1] ~= id and oldest[1] or oldest[2]

@@ -17,8 +17,8 @@ from accounts.protocol.changes import MAX_CHANGES, Change, delete, put
 from accounts.protocol.records import (
     AccessRecord,
     AliasRecord,
-    Limits,
     OrganisationRecord,
+    TeamLimits,
     TeamRecord,
     digest,
     first_record,
@@ -143,7 +143,7 @@ async def test_keys_stay_valid_while_an_accounts_service_writes_them_anew(
 
 
 async def test_each_change_is_known_after_one_round(client: redis.asyncio.Redis, gateway: Gateway) -> None:
-    team = TeamRecord(name="red", organisation="works", aliases=("small",), limits=Limits(max_parallel=3))
+    team = TeamRecord(name="red", organisation="works", aliases=("small",), limits=TeamLimits(max_parallel=3))
     await write(client, put(team, SECRET), put(CI, SECRET), put(AliasRecord(name="small"), SECRET))
     await gateway.store.refresh()
     principal = gateway.holder("pk-ci")
@@ -166,6 +166,27 @@ async def test_each_change_is_known_after_one_round(client: redis.asyncio.Redis,
     await gateway.store.refresh()
     assert not gateway.admits("pk-new")
     assert gateway.admits("pk-first")
+
+
+async def test_what_a_team_stores_is_limited_by_the_least_of_its_own_and_its_organisation_s(
+    client: redis.asyncio.Redis, gateway: Gateway
+) -> None:
+    async def known(*some: Change) -> TeamLimits:
+        await write(client, *some)
+        await gateway.store.refresh()
+        return gateway.keys.directory.storage("red")
+
+    assert await known(put(CI, SECRET)) == TeamLimits()
+    own = TeamLimits(tokens_per_day=5, stored_response_bytes=0, saved_slots=9)
+    team = TeamRecord(name="red", organisation="works", limits=own)
+    assert await known(put(team, SECRET)) == TeamLimits(stored_response_bytes=0, saved_slots=9)
+    of_works = TeamLimits(stored_response_bytes=7, saved_slots=5, stored_responses=3)
+    assert await known(put(OrganisationRecord(name="works", limits=of_works), SECRET)) == TeamLimits(
+        stored_response_bytes=0, saved_slots=5, stored_responses=3
+    )
+    assert gateway.keys.directory.storage("blue") == TeamLimits(), "it is in another organisation"
+    assert [subject.name for subject in gateway.holder("pk-ci").subjects] == ["red"], "those with limits of calls"
+    assert await known(delete("team:red"), delete("organisation:works")) == TeamLimits()
 
 
 async def test_a_key_under_two_names_is_valid_until_the_last_is_gone(
@@ -227,7 +248,7 @@ async def test_records_under_names_that_are_not_theirs_are_left_out(
     client: redis.asyncio.Redis, gateway: Gateway
 ) -> None:
     """Whoever can write to Redis alone copies a record that was valid once, or spoils a team's limits."""
-    team = TeamRecord(name="red", limits=Limits(max_parallel=3))
+    team = TeamRecord(name="red", limits=TeamLimits(max_parallel=3))
     await write(client, Change("put", "key:other", seal_record(CI, SECRET)), put(team, SECRET))
     await gateway.store.refresh()
     assert not gateway.admits("pk-ci")
@@ -266,7 +287,7 @@ async def redis_time(admin: redis.asyncio.Redis) -> tuple[float, int]:
 async def test_many_keys_hold_neither_redis_nor_the_event_loop(
     client: redis.asyncio.Redis, admin: redis.asyncio.Redis
 ) -> None:
-    teams = [TeamRecord(name=f"team{number}", limits=Limits(max_parallel=9)) for number in range(1000)]
+    teams = [TeamRecord(name=f"team{number}", limits=TeamLimits(max_parallel=9)) for number in range(1000)]
     some = [*(put(team, SECRET) for team in teams), *(put(record_of(number), SECRET) for number in range(MANY))]
     await write(client, *some)
     del some

@@ -12,14 +12,20 @@ from typing import Any
 import msgspec
 import pytest
 import redis.asyncio
+from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection, func, select, text
 
 from accounts.database.database import Database
 from accounts.database.schema import usage, usage_days, usage_end_users, usage_hours, usage_months
 from accounts.ledger import stream as stream_module
+from accounts.ledger.deleted import hold_deleted_until, note_deletion
+from accounts.ledger.lag import LedgerLag
 from accounts.ledger.stream import LedgerStream
 from accounts.ledger.writer import LedgerWriter
+from accounts.metrics import Metrics
 from accounts.protocol.usage import UsageBatch, UsageRecord, batch_name, encode_batch
+from accounts.usage.retention import Retention
+from accounts.usage.summary import DAY_S
 from gateway.store.usage import BatchOffer, BatchState, UsageStream
 from tests.support.databases import Databases
 from tests.support.redis_server import RedisServer
@@ -164,6 +170,38 @@ async def test_what_is_sent_again_counts_once(client: redis.asyncio.Redis, datab
     assert numbers_in(database) == [("p", 1), ("p", 2), ("p", 3)]
     assert sums_of(database) == [(3, 6, 21)] * 3
     assert (writer.counts.num_written, writer.counts.num_repeated, writer.counts.num_set_aside) == (3, 5, 0)
+
+
+async def test_what_is_sent_again_after_it_was_deleted_counts_once(
+    client: redis.asyncio.Redis, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway, metrics = UsageStream(client, 100), Metrics(CollectorRegistry())
+    writer = LedgerWriter(client, database)
+    old, young = record(1), record(2, ended_at=AT + 2)
+    first, again = batch(old, young), batch(old)
+    late = batch(record(8), record(9, ended_at=AT + 2), process="q")
+    async with writing(writer):
+        await gateway.exchange([first])
+        await committed(gateway, first)
+        await Retention(database, metrics, keep_days=10, keep_sums_days=40).delete_old(AT + 10 * DAY_S + 1)
+        assert numbers_in(database) == [("p", 2)]
+        await gateway.exchange([again, late])
+        await committed(gateway, again, late)
+    assert numbers_in(database) == [("p", 2), ("q", 9)]
+    assert sums_of(database) == [(3, 12, 21)] * 3
+    assert (writer.counts.num_written, writer.counts.num_repeated, writer.counts.num_too_old) == (3, 0, 2)
+    assert "were not written" in caplog.text
+    LedgerLag(client, writer.counts, metrics).show_counts()
+    assert metrics.registry.get_sample_value("paddock_ledger_too_old_records_total") == 2
+
+
+def test_a_later_deletion_is_not_taken_back(database: Database) -> None:
+    with database.transaction() as connection:
+        assert hold_deleted_until(connection) == 0.0
+        note_deletion(connection, AT)
+        note_deletion(connection, AT - DAY_S)
+    with database.transaction() as connection:
+        assert hold_deleted_until(connection) == AT
 
 
 async def test_several_writers_count_each_record_once(client: redis.asyncio.Redis, database: Database) -> None:

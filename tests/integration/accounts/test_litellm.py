@@ -121,3 +121,109 @@ async def test_what_can_not_be_done_is_told(api: AdminApi, body: dict[str, objec
 
 async def test_fields_that_ask_for_nothing_are_taken(api: AdminApi) -> None:
     await api.post("/key/generate", {"aliases": {}, "config": {}, "permissions": {}, "spend": 0, "models": []})
+
+
+async def test_names_that_can_not_be_had_are_found_all_the_same(api: AdminApi) -> None:
+    made = await api.post("/team/new", {"team_alias": "Red Team!"})
+    assert (made["team_id"], made["team_alias"]) == ("Red-Team-", "Red Team!")
+    named = await api.post(
+        "/team/new", {"team_id": "t1", "team_alias": "The first", "tags": ["a"], "metadata": {"b": 1}}
+    )
+    assert (named["team_alias"], named["tags"], named["metadata"]) == ("The first", ["a"], {"b": 1})
+    assert (await api.get("/team/info?team_id=Red%20Team!"))["team_id"] == "Red-Team-"
+    changed = await api.post("/team/update", {"team_id": "Red Team!", "team_alias": "Reds", "tpm_limit": 5})
+    assert (changed["data"]["team_alias"], changed["data"]["tpm_limit"]) == ("Reds", 5)
+    await api.post("/user/new", {"user_id": "Ann B", "user_alias": "Ann", "auto_create_key": False, "teams": ["t1"]})
+    key = await api.post("/key/generate", {"key_alias": "my key", "team_id": "t1", "user_id": "Ann B"})
+    assert (key["token"], key["team_id"], key["user_id"]) == ("my-key", "t1", "Ann-B")
+    assert (await api.get("/key/list?key_alias=my%20key&user_id=Ann%20B"))["keys"] == ["my-key"]
+    assert [team["team_id"] for team in await api.get("/team/list?user_id=Ann%20B")] == ["t1"]
+    assert (await api.post("/team/delete", {"team_ids": ["Red Team!"]}))["deleted_teams"] == ["Red Team!"]
+
+
+async def test_a_list_has_only_what_was_asked_for(api: AdminApi) -> None:
+    await api.post("/admin/organisations", {"name": "other"})
+    await api.post("/team/new", {"team_id": "red", "organization_id": "other"})
+    await api.post("/key/generate", {"key_alias": "one"})
+    await api.post("/key/generate", {"key_alias": "two", "team_id": "red"})
+    assert (await api.get("/key/list?organization_id=other"))["keys"] == ["two"]
+    assert (await api.get("/key/list?key_alias=two&team_id=default"))["keys"] == []
+    assert (await api.get("/key/list?key_alias=none"))["keys"] == []
+    assert [team["team_id"] for team in await api.get("/team/list?organization_id=other")] == ["red"]
+    for path in ("/key/list?status=deleted", "/team/list?team=red", "/user/list?role=internal_user"):
+        assert "unknown field" in (await api.refused(400, "GET", path))["message"]
+
+
+async def test_a_users_life(api: AdminApi) -> None:
+    await api.post("/team/new", {"team_id": "red"})
+    body = {"user_id": "ann", "user_email": "ann@example.com", "user_role": "proxy_admin", "user_alias": "Ann"}
+    made = await api.post("/user/new", {**body, "teams": ["red"], "models": ["small"], "duration": "1d"})
+    assert (made["user_role"], made["user_alias"], made["blocked"]) == ("proxy_admin", "Ann", False)
+    assert (await api.get(f"/key/info?key={made['key']}"))["info"]["models"] == ["small"]
+    changed = await api.post("/user/update", {"user_id": "ann", "user_role": "internal_user", "blocked": True})
+    assert (changed["data"]["user_role"], changed["data"]["blocked"]) == ("internal_user", True)
+    assert changed["data"]["user_alias"] == "Ann"
+    await api.post("/user/new", {"user_id": "bob"})
+    listed = await api.get("/user/list?page=1&page_size=1")
+    assert ([user["user_id"] for user in listed["users"]], listed["total"], listed["total_pages"]) == (["ann"], 2, 2)
+    await api.refused(404, "POST", "/user/delete", {"user_ids": ["bob", "who"]})
+    assert await api.post("/user/delete", {"user_ids": ["ann", "bob"]}) == {"deleted_users": ["ann", "bob"]}
+    await api.refused(404, "GET", f"/key/info?key={made['key']}")
+    assert (await api.refused(400, "GET", "/user/info"))["param"] == "user_id"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"user_id": "ann", "user_role": "internal_user_viewer"}, "user_role"),
+        ({"user_id": "ann", "models": ["small"]}, "teams"),
+        ({"user_id": "ann", "teams": ["red"], "auto_create_key": False, "key_alias": "anns"}, "teams"),
+        ({"user_id": "ann", "members_with_roles": []}, "members_with_roles"),
+    ],
+)
+async def test_nobody_is_made_of_what_can_not_be_done(api: AdminApi, body: dict[str, object], param: str) -> None:
+    await api.post("/team/new", {"team_id": "red"})
+    assert (await api.refused(400, "POST", "/user/new", body))["param"] == param
+    await api.refused(404, "GET", "/user/info?user_id=ann")
+
+
+async def test_a_team_is_not_made_for_members_who_are_not_there(api: AdminApi) -> None:
+    await api.refused(404, "POST", "/team/new", {"team_id": "red", "members_with_roles": [{"user_id": "who"}]})
+    await api.refused(404, "GET", "/team/info?team_id=red")
+
+
+async def test_a_budget_is_changed_and_others_are_left(api: AdminApi) -> None:
+    budgets = [
+        {"amount": 10, "period": "month", "time_zone": "Europe/Berlin"},
+        {"amount": 2, "period": "day"},
+    ]
+    await api.post("/admin/teams", {"name": "red", "limits": {"budgets": budgets}})
+    await api.post("/team/update", {"team_id": "red", "max_budget": 5})
+    first, second = (await api.get("/admin/teams/red"))["limits"]["budgets"]
+    assert (first["amount"], first["time_zone"], first.get("warn_at", [0.8])) == (5, "Europe/Berlin", [0.8])
+    assert (second["amount"], second["period"]) == (2, "day")
+    await api.post("/team/update", {"team_id": "red", "max_budget": None})
+    assert [one["amount"] for one in (await api.get("/admin/teams/red"))["limits"]["budgets"]] == [2]
+
+
+async def test_a_key_keeps_its_name_and_gets_another_secret(api: AdminApi) -> None:
+    made = await api.post(
+        "/key/generate", {"key_alias": "ci", "tags": ["a"], "metadata": {"b": 1}, "models": ["small"]}
+    )
+    assert made["key_name"] == (await api.get("/key/info?key=ci"))["info"]["key_name"]
+    refused = await api.refused(400, "POST", "/key/update", {"key": "ci", "key_alias": "other"})
+    assert refused["param"] == "key_alias"
+    changed = await api.post("/key/update", {"key": "ci", "key_alias": "ci", "tags": [], "models": None})
+    assert (changed["tags"], changed["metadata"], changed["models"]) == ([], {"b": 1}, ["small"])
+    anew = await api.post("/key/regenerate", {"key": made["key"], "rpm_limit": 7})
+    assert (anew["token"], anew["rpm_limit"]) == ("ci", 7)
+    assert anew["key"] != made["key"]
+
+
+async def test_requests_as_the_client_sends_them(api: AdminApi) -> None:
+    """As litellm 1.110.2's `keys` manager and `lite keys list` do: fields without a value are null or empty."""
+    made = await api.post("/key/generate", {"models": ["small"], "aliases": {}, "duration": "24h", "key_alias": "ci"})
+    query = "page=1&size=50&return_full_object=true&include_team_keys=false"
+    assert [key["token"] for key in (await api.get(f"/key/list?{query}"))["keys"]] == ["ci"]
+    await api.post("/key/update", {"key": made["key"], "models": ["small", "large"], "spend": 0.0, "aliases": {}})
+    assert (await api.post("/key/delete", {"keys": None, "key_aliases": ["ci"]}))["deleted_keys"] == ["ci"]

@@ -104,3 +104,9 @@ async def test_blocked_teams_organisations_and_users_are_published(api: AdminApi
         await api.post(f"/admin/{path}/unblock")
         record = await published(mirror, field)
         assert getattr(record, "blocked", None) is False
+
+
+async def test_an_error_does_not_repeat_megabytes(api: AdminApi) -> None:
+    refused = await api.refused(400, "POST", "/admin/teams", {"name": "!" * 1_000_000})
+    assert "!!!" in refused["message"]
+    assert len(refused["message"]) <= 4096

@@ -17,10 +17,11 @@ from starlette.responses import StreamingResponse
 
 from accounts.database.database import Database
 from accounts.errors import Forbidden, Invalid
+from accounts.litellm import spend_logs
+from accounts.litellm.spend_logs import SpendLogsRoutes
 from accounts.protocol.records import digest
-from accounts.usage import export, parquet, spend_logs
+from accounts.usage import export, parquet
 from accounts.usage.export import ExportRoutes
-from accounts.usage.spend_logs import SpendLogsRoutes
 from tests.support.usage_rows import BEGIN, asked, make_key, make_subject, record, some_records, write
 
 

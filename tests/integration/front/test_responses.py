@@ -15,6 +15,7 @@ from openai import APIStatusError, APITimeoutError, AsyncOpenAI, BadRequestError
 
 from gateway.resume.recording import MAX_OF_STREAM
 from tests.integration.front.conftest import NARROW_KEY
+from tests.support.caller import Caller
 from tests.support.openai_schema import check
 from tests.support.stack import Process, Stack
 from tests.support.waiting import until
@@ -284,6 +285,19 @@ async def test_a_background_stream_is_taken_up_anywhere(client: AsyncOpenAI, oth
     whole = [event async for event in await other.responses.retrieve(id_, stream=True)]
     assert [event.model_dump() for event in whole] == [event.model_dump() for event in events]
     await until(lambda: stack.leases("slow") == 0, 1.0, "the slot is free")
+
+
+async def test_pings_amid_events_with_ids_are_no_events(client: AsyncOpenAI, caller: Caller) -> None:
+    """OpenAI's client took a comment behind an event with an id for an event without data, and failed."""
+    async with caller.stream(model="slow", max_tokens=60) as one, caller.stream(model="slow", max_tokens=60) as two:
+        await asyncio.gather(one.until_text(), two.until_text())
+        stream = await client.responses.create(
+            model="slow", input="hi", background=True, stream=True, max_output_tokens=3
+        )
+        events = [event async for event in stream]
+    assert [event.type for event in events[:2]] == ["response.created", "response.queued"]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].type == "response.incomplete"
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -65,8 +65,9 @@ class Follower:
     def _understand(self, buffer: bytes) -> bytes:
         *blocks, rest = buffer.split(b"\n\n")
         for block in blocks:
-            if not block.startswith(b":"):
-                match = EVENT.fullmatch(block + b"\n\n")
+            lines = [line for line in block.split(b"\n") if not line.startswith(b":")]
+            if lines:
+                match = EVENT.fullmatch(b"\n".join(lines) + b"\n\n")
                 assert match, block
                 self.events.append(match[3])
                 self.numbers.append(int(match[2]))

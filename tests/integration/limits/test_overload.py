@@ -128,7 +128,11 @@ async def test_a_limit_holds_over_four_gateways(trouble: Trouble) -> None:
         assert most_in_a_minute(crowd.admitted_at) <= MOST
         if trouble not in (gateway_killed, flushed_beside_a_killed_gateway):
             assert crowd.admitted >= 0.99 * MOST, crowd.statuses
-        assert set(crowd.statuses) <= {200, 429} | ({0} if "killed" in trouble.__name__ else set()), crowd.troubles[:3]
+        # A Redis that came back empty has to learn of all gateways before these know their shares without it.
+        unsettled = {503} if trouble is redis_restarted else set()
+        killed = {0} if "killed" in trouble.__name__ else set()
+        assert set(crowd.statuses) <= {200, 429} | killed | unsettled, crowd.troubles[:3]
+        assert crowd.statuses[503] <= 0.02 * crowd.statuses.total(), crowd.statuses
         await check_callers_below_their_limits(stack)
 
 

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Receive, Send
 
+from accounts.protocol.records import TeamLimits
 from gateway.api.dialect import SHAPE
 from gateway.api.http.diagnostics import begin_request_log
 from gateway.api.intake.decoding import DecodingThread
@@ -30,6 +31,7 @@ from gateway.store.client import connect
 from gateway.store.streams import StreamBounds, StreamLog, StreamQuota
 from gateway.telemetry.metrics import Metrics
 from tests.support.redis_server import RedisServer
+from tests.support.team_limits import unlimited
 from tests.support.waiting import until
 from workers.protocol import keys
 from workers.tracing.tracer import NoTracer
@@ -47,11 +49,14 @@ def server() -> Iterator[RedisServer]:
 
 @asynccontextmanager
 async def gateway(
-    server: RedisServer, max_bytes: int = 1 << 20, bounds: StreamBounds = BOUNDS
+    server: RedisServer,
+    max_bytes: int = 1 << 20,
+    bounds: StreamBounds = BOUNDS,
+    limits_of: Callable[[str], TeamLimits] = unlimited,
 ) -> AsyncIterator[Recordings]:
     """One process's half."""
     async with connect(server.url) as client:
-        quota = StreamQuota(client, bounds, kept_s=30.0)
+        quota = StreamQuota(client, bounds, kept_s=30.0, limits_of=limits_of)
         recordings = Recordings(StreamLog(client, kept_s=30.0), quota, "gw", max_bytes)
         running = asyncio.create_task(recordings.run())
         await asyncio.sleep(0)
@@ -355,7 +360,7 @@ async def test_a_reader_elsewhere_waits_for_what_redis_lost(own_server: RedisSer
 async def test_a_stream_counts_no_longer_where_the_clock_of_redis_was_set_back(own_server: RedisServer) -> None:
     """Its end lay an hour ahead then, and the team had a place less for that hour."""
     async with connect(own_server.url) as client:
-        quota = StreamQuota(client, StreamBounds(1, 1 << 20), kept_s=30.0)
+        quota = StreamQuota(client, StreamBounds(1, 1 << 20), kept_s=30.0, limits_of=unlimited)
         seconds, _ = await client.time()
         for name in (keys.streams("blue"), keys.streams_ended("blue")):
             await client.zadd(name, {f"in {name}": (seconds + 3600) * 1000})
@@ -403,7 +408,7 @@ async def test_a_team_runs_so_many_streams_over_all_gateways(own_server: RedisSe
     async with gateway(own_server, bounds=bounds) as here, gateway(own_server, bounds=bounds) as there:
         readings = [await (here, there, here)[n].begin(f"d{n}", OWNER, telling(10_000, 0.01), None) for n in range(3)]
         for recordings in (here, there):
-            with pytest.raises(TooManyStreams, match="runs 3 streams"):
+            with pytest.raises(TooManyStreams, match="may have 3 streams"):
                 await recordings.begin("d9", OWNER, telling(1), None)
             with pytest.raises(StreamGone):
                 await recordings.open("d9", 0, OWNER)
@@ -420,9 +425,97 @@ async def test_a_team_runs_so_many_streams_over_all_gateways(own_server: RedisSe
             await here.stop(f"d{n}")
 
 
+async def test_a_team_s_own_limit_of_streams_replaces_the_setting(own_server: RedisServer) -> None:
+    """It is lowered, raised and taken away while streams run, and without Redis as well."""
+    limits = TeamLimits()
+    bounds = StreamBounds(max_streams=2, max_bytes=1 << 20)
+
+    async def most(here: Recordings, prefix: str) -> tuple[int, str]:
+        """Begin streams until one is refused; return how many began, and the refusal."""
+        begun: list[str] = []
+        try:
+            while True:
+                name = f"{prefix}{len(begun)}"
+                (await here.begin(name, OWNER, telling(10_000, 0.01), None)).close()
+                begun.append(name)
+        except TooManyStreams as refused:
+            for name in begun:
+                await here.stop(name)
+            await until(lambda: not here.busy, 2.0, "all have ended")
+            await asyncio.sleep(0.2)  # Redis is told a moment later
+            return len(begun), refused.message
+
+    async with gateway(own_server, bounds=bounds, limits_of=lambda team: limits) as here:
+        assert await most(here, "k") == (2, refusal(2, "setting `resume_streams_per_team`"))
+        limits = TeamLimits(resumable_streams=1)
+        assert await most(here, "l") == (1, refusal(1, "limit `resumable_streams` of the team or its organisation"))
+        limits = TeamLimits(resumable_streams=4)
+        assert await most(here, "m") == (4, refusal(4, "limit `resumable_streams` of the team or its organisation"))
+        limits = TeamLimits()
+        assert (await most(here, "n"))[0] == 2
+        own_server.kill()
+        limits = TeamLimits(resumable_streams=1)
+        reading = await here.begin("o0", OWNER, telling(10_000, 0.01), None)
+        with pytest.raises(TooManyStreams):
+            await here.begin("o1", OWNER, telling(1), None)
+        own_server.start()
+        reading.close()
+        await here.stop("o0")
+
+
+def refusal(number: int, limit: str) -> str:
+    return (
+        f"This key's team may have {number} streams at a time that outlive their connections, and has them ({limit}). "
+        "Send the request again when one has ended, or send it without `x-resume-grace` or `background`."
+    )
+
+
+async def test_a_team_s_own_limit_of_bytes_replaces_the_setting(own_server: RedisServer) -> None:
+    """Of streams that have ended as many are kept as fit, and one that runs keeps less from the next renewal on."""
+    limits = TeamLimits(resumable_stream_bytes=200_000)
+    body = b"data: " + b"x" * 2000 + b"\n\n"
+
+    async def produce(recording: Recording) -> None:
+        for _ in range(20):
+            recording.write(body)
+
+    async def write_on(recording: Recording) -> None:
+        while True:
+            recording.write(body)
+            await asyncio.sleep(0.005)
+
+    async def run_ended(here: Recordings, prefix: str) -> int:
+        """Have eight streams of some 40 KB run; return how many are kept."""
+        for number in range(8):
+            reading = await here.begin(f"{prefix}{number}", OWNER, produce, None)
+            while await reading.take():
+                pass
+            reading.close()
+            await until(lambda: not here.busy, 2.0, "Redis has it all")
+        await asyncio.sleep(0.2)
+        return (await counted(own_server))[1]
+
+    bounds = StreamBounds(max_streams=64, max_bytes=100_000)
+    async with gateway(own_server, bounds=bounds, limits_of=lambda team: limits) as here:
+        assert await run_ended(here, "p") == 4
+        limits = TeamLimits(resumable_stream_bytes=1 << 16)
+        assert await run_ended(here, "q") == 1
+        assert await logged(own_server) <= 1 << 16, "what made room for a new stream is gone"
+        limits = TeamLimits()
+        assert await run_ended(here, "r") == 2
+        limits = TeamLimits(resumable_stream_bytes=1 << 20)
+        (await here.begin("s", OWNER, write_on, None)).close()
+        await asyncio.sleep(1.5)
+        assert await logged(own_server) > 200_000
+        limits = TeamLimits(resumable_stream_bytes=1 << 16)
+        await asyncio.sleep(keys.STREAM_RENEW_S + 0.5)
+        assert await logged(own_server) < 100_000
+        await here.stop("s")
+
+
 async def test_the_place_of_a_gateway_that_is_gone_is_free_again(own_server: RedisServer) -> None:
     async with connect(own_server.url) as client:
-        quota = StreamQuota(client, StreamBounds(1, 1 << 20), kept_s=30.0)
+        quota = StreamQuota(client, StreamBounds(1, 1 << 20), kept_s=30.0, limits_of=unlimited)
         assert await quota.begin("blue", "f0")
         assert await quota.begin("blue", "f1") is None
         await client.zadd(keys.streams("blue"), {"f0": 1})

@@ -23,6 +23,7 @@ from gateway.store.responses import ResponseRecords
 from gateway.store.scripts import LONG_AT_ONCE, LONG_BYTES, Script, ScriptSender
 from tests.support.redis_fleet import ClusterFleet
 from tests.support.redis_server import RedisServer, redis_binaries
+from tests.support.team_limits import unlimited
 from tests.support.waiting import until
 from workers.redis.link import connect, long_commands_of, short_commands_of
 
@@ -101,7 +102,7 @@ async def test_a_stored_response_that_is_stuck_holds_up_neither_heartbeats_nor_c
 ) -> None:
     """They went over one connection: all waited, and after two seconds Redis counted as away for everybody."""
     async with holding(server) as proxy, connect(proxy.url, timeout_s=2.0, retries=1) as linked:
-        records, store = ResponseRecords(linked, 60.0, 1 << 24), Store(linked)
+        records, store = ResponseRecords(linked, 60.0, 1 << 24, unlimited), Store(linked)
         await store.sweep("gw", "m")  # its scripts are loaded
         keeping = asyncio.ensure_future(records.keep("blue", "a", b"x" * (8 << 20)))
         await until(lambda: proxy.num_held == 1, WAIT_S, "the long value on its way")

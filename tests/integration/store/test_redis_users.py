@@ -12,6 +12,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from gateway.store import scripts
 from gateway.store.streams import Batch, StreamBounds, StreamBytes, StreamInfo, StreamLog, StreamQuota, Write
 from tests.support.redis_server import RedisServer, redis_binaries
+from tests.support.team_limits import unlimited
 from workers.protocol import keys
 from workers.protocol.keys import ROLES, rules_of
 from workers.redis.link import connect
@@ -158,7 +159,7 @@ async def test_a_name_without_its_password_is_nobody(server: RedisServer) -> Non
 
 
 async def test_streams_that_may_be_resumed_need_nothing_that_is_refused(gateway: Client) -> None:
-    log, quota = StreamLog(gateway, 30.0), StreamQuota(gateway, StreamBounds(1, 1), 30.0)
+    log, quota = StreamLog(gateway, 30.0), StreamQuota(gateway, StreamBounds(1, 1), 30.0, unlimited)
     head = StreamInfo("red", "digest", "gw")
     assert await quota.begin("red", "s1")
     await log.write([Write("s1", head, Batch(1, 2, b"data: a\n\ndata: b\n\n"), 2, True, 2)])

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from accounts.protocol.records import NO_TEAM_LIMITS, TeamLimits
 from gateway.errors import StoreUnavailable
 from gateway.resume.recording import Recording
 from gateway.store.client import connect
 from gateway.store.responses import ResponseRecords
 from gateway.store.streams import Batch, RenewedStreams, StreamInfo, StreamLog, Write
+from tests.support.team_limits import unlimited
 from workers.protocol import keys
 
 HEAD = StreamInfo("blue", "digest", "gw")
@@ -22,7 +24,7 @@ HEAD = StreamInfo("blue", "digest", "gw")
 
 @pytest.fixture
 async def store(client: redis.asyncio.Redis) -> AsyncIterator[ResponseRecords]:
-    made = ResponseRecords(client, 60.0, 100)
+    made = ResponseRecords(client, 60.0, 100, unlimited)
     yield made
     await made.close()
 
@@ -92,7 +94,7 @@ async def test_the_oldest_make_room(client: redis.asyncio.Redis, store: Response
 
 async def test_many_short_ones_make_room_for_a_long_one_in_many_short_runs(client: redis.asyncio.Redis) -> None:
     """In a single one they held every other caller of Redis up, for most of a second where there were thousands."""
-    store = ResponseRecords(client, 60.0, 30_000)
+    store = ResponseRecords(client, 60.0, 30_000, unlimited)
     for number in range(300):
         assert await store.keep("blue", f"s{number}", b"x" * 100)
     await asyncio.sleep(0.002)
@@ -114,6 +116,62 @@ async def _num_runs(client: redis.asyncio.Redis) -> int:
     return int(stats.get("cmdstat_evalsha", {}).get("calls", 0))
 
 
+async def test_a_team_s_own_limits_replace_the_setting(client: redis.asyncio.Redis) -> None:
+    limits: dict[str, TeamLimits] = {}
+    store = ResponseRecords(client, 60.0, 100, lambda team: limits.get(team, NO_TEAM_LIMITS))
+
+    async def kept(number: int, num_bytes: int = 30) -> int:
+        """Store more responses; return the bytes that the team then has."""
+        for _ in range(number):
+            assert await store.keep("blue", f"r{next(names)}", b"x" * num_bytes)
+            await asyncio.sleep(0.002)
+        return await held(client, "blue")
+
+    names = iter(range(10_000))
+    assert await kept(5) == 90
+    limits["blue"] = TeamLimits(stored_response_bytes=60)
+    assert await kept(1) == 60
+    assert not await store.keep("blue", "long", b"x" * 61)
+    limits["blue"] = TeamLimits(stored_response_bytes=200)
+    assert await kept(6) == 180
+    limits["blue"] = TeamLimits(stored_response_bytes=0)
+    assert not await store.keep("blue", "short", b"x")
+    limits["green"] = TeamLimits(stored_response_bytes=10)
+    limits.pop("blue")
+    assert await kept(1) == 90
+    assert not await store.keep("green", "a", b"x" * 11)
+    await store.close()
+
+
+async def test_a_team_has_so_many_responses(client: redis.asyncio.Redis) -> None:
+    limits = TeamLimits(stored_responses=3)
+    store = ResponseRecords(client, 60.0, 1 << 20, lambda team: limits)
+
+    async def stored() -> list[str]:
+        return [
+            str(id_, "utf-8") for id_ in await client.zrange(keys.responses("blue"), 0, -1) if isinstance(id_, bytes)
+        ]
+
+    for name in "abcd":
+        assert await store.keep("blue", name, b"x")
+        await asyncio.sleep(0.002)
+    assert await stored() == ["b", "c", "d"]
+    assert await store.keep("blue", "c", b"again", again=True), "in its own place"
+    assert sorted(await stored()) == ["b", "c", "d"]
+    limits = TeamLimits()
+    for number in range(297):
+        assert await store.keep("blue", f"s{number}", b"x")
+    assert len(await stored()) == 300
+    await asyncio.sleep(0.002)
+    limits = TeamLimits(stored_responses=1)
+    runs = await _num_runs(client)
+    assert await store.keep("blue", "last", b"x")
+    assert 4 <= await _num_runs(client) - runs <= 6, "in short runs"
+    assert await stored() == ["last"]
+    assert await held(client, "blue") == 1
+    await store.close()
+
+
 async def test_those_that_a_response_follows_live_as_long(client: redis.asyncio.Redis, store: ResponseRecords) -> None:
     await store.keep("blue", "a", b"a" * 30)
     await asyncio.sleep(0.002)
@@ -129,7 +187,7 @@ async def test_those_that_a_response_follows_live_as_long(client: redis.asyncio.
 
 
 async def test_what_is_over_is_counted_no_more(client: redis.asyncio.Redis) -> None:
-    store = ResponseRecords(client, 0.03, 100)
+    store = ResponseRecords(client, 0.03, 100, unlimited)
     await store.keep("blue", "a", b"a" * 60)
     await asyncio.sleep(0.05)
     assert await store.find("blue", ["a"]) == [None]
@@ -141,7 +199,7 @@ async def test_what_is_over_is_counted_no_more(client: redis.asyncio.Redis) -> N
 
 
 async def test_what_is_over_is_cleared_away_in_parts(client: redis.asyncio.Redis) -> None:
-    store = ResponseRecords(client, 60.0, 1 << 20)
+    store = ResponseRecords(client, 60.0, 1 << 20, unlimited)
     names = [f"r{n}" for n in range(1200)]
     await asyncio.gather(*(store.keep("blue", name, b"x") for name in names))
     await client.zadd(keys.responses("blue"), dict.fromkeys(names, 1.0))  # their time was over long ago
@@ -164,7 +222,7 @@ async def test_in_place_of_one_that_is_there(client: redis.asyncio.Redis, store:
 
 async def test_a_redis_that_is_away() -> None:
     async with connect("unix:///nowhere.sock") as nowhere:
-        store, log = ResponseRecords(nowhere, 60.0, 100), StreamLog(nowhere, 60.0)
+        store, log = ResponseRecords(nowhere, 60.0, 100, unlimited), StreamLog(nowhere, 60.0)
         for asking in (store.keep("t", "a", b""), store.find("t", ["a"]), log.head("s"), log.read("s", 0, 64)):
             with pytest.raises(StoreUnavailable):
                 await asking

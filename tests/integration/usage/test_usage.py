@@ -243,6 +243,15 @@ async def test_a_failed_answer_counts_what_came(caller: Caller, database: Databa
     assert (row.completion_tokens, row.outcome) == (text.count('"content":"t'), "internal_error")
 
 
+async def test_an_error_in_place_of_an_answer_counts_the_prompt_only(caller: Caller, database: Database) -> None:
+    """Its caller got nothing of what was computed. Tokens that nobody had received were charged."""
+    body, headers = caller.body(model="failing"), {"x-request-id": "failed-whole"}
+    async with caller.session.post(f"{caller.url}/v1/chat/completions", json=body, headers=headers) as response:
+        assert response.status == 500
+    row = await row_of(database, "failed-whole")
+    assert (row.completion_tokens, row.outcome, row.prompt_tokens > 0) == (0, "internal_error", True)
+
+
 async def test_a_call_that_waited_in_vain_is_recorded(caller: Caller, database: Database) -> None:
     async with caller.stream(model="slow") as one, caller.stream(model="slow") as two:
         await asyncio.gather(one.until_text(), two.until_text())

@@ -317,9 +317,9 @@ def _check_size(num_bytes: int, max_bytes: int) -> None:
     """Raise CallFailed if the conversation has more than `max_bytes`."""
     if num_bytes > max_bytes:
         message = (
-            f"the slot's conversation takes more than the {max_bytes:,} bytes that are left of slot_save_mib_per_team, "
-            "or of slot_save_mib for all teams. Erase some with `action=erase` and their `filename`, or save under a "
-            "name that is there"
+            f"the slot's conversation takes more than the {max_bytes:,} bytes that are left of slot_save_mib_per_team "
+            "or the team's own limit `saved_slot_bytes`, or of slot_save_mib for all teams. Erase some with "
+            "`action=erase` and their `filename`, or save under a name that is there"
         )
         raise CallFailed(Failure(FailureCode.STORAGE_FULL, message, "filename"))
 

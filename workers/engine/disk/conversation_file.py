@@ -47,6 +47,17 @@ class ConversationsOutOfReach(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class TeamSaveLimits:
+    """The limits of one team's saved conversations; None: those of the folder's `SaveBounds` hold."""
+
+    max_files: int | None = None
+    max_bytes: int | None = None
+
+
+NO_SAVE_LIMITS = TeamSaveLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class SaveBounds:
     """Bounds on the number and the size of the saved conversations in one folder."""
 
@@ -54,6 +65,19 @@ class SaveBounds:
     max_bytes_per_team: int
     max_bytes: int
     """Maximum bytes of the files of all teams together."""
+
+    def files_of(self, limits: TeamSaveLimits) -> tuple[int, str]:
+        """Return the maximum number of a team's files, and its name and value for callers."""
+        if limits.max_files is None:
+            return self.max_files_per_team, f"slot_saves_per_team is {self.max_files_per_team}"
+        return limits.max_files, f"the limit `saved_slots` of the team or its organisation is {limits.max_files}"
+
+    def bytes_of(self, limits: TeamSaveLimits) -> tuple[int, str]:
+        """Return the maximum bytes of a team's files, and its name and value for callers."""
+        if limits.max_bytes is None:
+            return self.max_bytes_per_team, f"slot_save_mib_per_team is {self.max_bytes_per_team >> 20:,}"
+        shown = f"the limit `saved_slot_bytes` of the team or its organisation is {limits.max_bytes:,}"
+        return limits.max_bytes, shown
 
 
 class ConversationFiles:
@@ -68,7 +92,9 @@ class ConversationFiles:
     def close(self) -> None:
         self._folder.close()
 
-    def check_room(self, name: str, tenant: str | None, num_bytes: int = 1) -> int:
+    def check_room(
+        self, name: str, tenant: str | None, num_bytes: int = 1, limits: TeamSaveLimits = NO_SAVE_LIMITS
+    ) -> int:
         """Return how many bytes a new file `name` may have. An old file of that name does not count: it is replaced.
 
         Raises ConversationOverBound if a bound forbids a file of `num_bytes`, and ConversationsOutOfReach. Workers that
@@ -79,15 +105,14 @@ class ConversationFiles:
         held[own].pop(name, 0)
         num_files, num_own = len(held[own]), sum(held[own].values())
         remedy = "Erase some with `action=erase` and their `filename`, or save under a name that is there"
-        if num_files >= bounds.max_files_per_team:
-            raise ConversationOverBound(
-                f"this team has {num_files} saved slots, and slot_saves_per_team is {bounds.max_files_per_team}. "
-                + remedy
-            )
-        if num_own + num_bytes > bounds.max_bytes_per_team:
+        most, limit = bounds.files_of(limits)
+        if num_files >= most:
+            raise ConversationOverBound(f"this team has {num_files} saved slots, and {limit}. {remedy}")
+        max_own, limit = bounds.bytes_of(limits)
+        if num_own + num_bytes > max_own:
             raise ConversationOverBound(
                 f"{name}: with its {num_bytes:,} bytes this team's saved slots would take {num_own + num_bytes:,}, and "
-                f"slot_save_mib_per_team is {bounds.max_bytes_per_team >> 20:,}. {remedy}"
+                f"{limit}. {remedy}"
             )
         num_all = sum(sum(files.values()) for files in held.values())
         if num_all + num_bytes > bounds.max_bytes:
@@ -95,7 +120,7 @@ class ConversationFiles:
                 f"{name}: the folder of saved slots has no room for {num_bytes:,} bytes more; slot_save_mib is "
                 f"{bounds.max_bytes >> 20:,}, for all teams. {remedy}, or ask the operator for more"
             )
-        return min(bounds.max_bytes_per_team - num_own, bounds.max_bytes - num_all)
+        return min(max_own - num_own, bounds.max_bytes - num_all)
 
     def erase(self, name: str, tenant: str | None) -> int:
         """Remove a team's file and return its size in bytes. Raises ConversationUnusable, ConversationsOutOfReach."""
@@ -109,7 +134,14 @@ class ConversationFiles:
             raise ConversationUnusable(f"{name}: there is no such file") from None
         return num_bytes
 
-    def write(self, name: str, scope: Scope, fingerprint: bytes, saved: SavedConversation) -> int:
+    def write(
+        self,
+        name: str,
+        scope: Scope,
+        fingerprint: bytes,
+        saved: SavedConversation,
+        limits: TeamSaveLimits = NO_SAVE_LIMITS,
+    ) -> int:
         """Write or replace a file; return its size in bytes.
 
         Raises ConversationUnusable, ConversationOverBound, ConversationsOutOfReach."""
@@ -119,7 +151,7 @@ class ConversationFiles:
         tokens = np.ascontiguousarray(saved.tokens, dtype="<i4").tobytes()
         parts = [counts + tokens + table, *(block.state for block in saved.blocks)]
         label = _label(scope, fingerprint, len(saved.tokens))
-        self.check_room(name, scope.tenant, sum(map(len, parts)) + SEALED_OVERHEAD)
+        self.check_room(name, scope.tenant, sum(map(len, parts)) + SEALED_OVERHEAD, limits)
         try:
             with _translated(name, "saved"), self._folder.opened(self._team(scope), create=True) as folder:
                 written = write_sealed(folder, name, self._keys.seal, label, parts)

@@ -23,6 +23,7 @@ from workers.engine.disk.conversation_file import (
     ConversationOverBound,
     ConversationsOutOfReach,
     ConversationUnusable,
+    TeamSaveLimits,
     check_name,
 )
 from workers.engine.disk.fingerprint import ModelChanged
@@ -114,14 +115,15 @@ class SlotKeeper:
     def _save(self, files: ConversationFiles, slot: int, asked: SlotAction) -> SlotSaved:
         started = time.perf_counter()
         # No more is copied than the folder has room for; the file's overhead is checked when the file is written.
-        max_bytes = files.check_room(asked.filename, asked.tenant)
+        limits = TeamSaveLimits(asked.max_files, asked.max_bytes)
+        max_bytes = files.check_room(asked.filename, asked.tenant, limits=limits)
         identity = self._identity()
         copied = _wait_for(self._contents.copy(slot, asked.tenant, asked.salt, max_bytes))
         num_saved = num_written = num_left = 0
         if copied is not None:
             num_saved, num_left = len(copied.conversation.tokens), copied.num_left
         if copied is not None and num_saved:
-            num_written = files.write(asked.filename, copied.scope, identity, copied.conversation)
+            num_written = files.write(asked.filename, copied.scope, identity, copied.conversation, limits)
         return SlotSaved(
             id_slot=slot,
             filename=asked.filename,

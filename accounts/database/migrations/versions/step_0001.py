@@ -11,6 +11,26 @@ down_revision = None
 
 def upgrade() -> None:
     """Make the change."""
+    _upgrade_aliases()
+    _upgrade_audit()
+    _upgrade_budget_periods()
+    _upgrade_facts()
+    _upgrade_organisations()
+    _upgrade_prices()
+    _upgrade_sessions()
+    _upgrade_usage()
+    _upgrade_usage_days()
+    _upgrade_usage_end_users()
+    _upgrade_usage_hours()
+    _upgrade_usage_months()
+    _upgrade_users()
+    _upgrade_webhooks()
+    _upgrade_teams()
+    _upgrade_api_keys()
+    _upgrade_memberships()
+
+
+def _upgrade_aliases() -> None:
     op.create_table(
         "aliases",
         sa.Column("name", sa.String(length=256), nullable=False),
@@ -22,6 +42,9 @@ def upgrade() -> None:
         sa.Column("updated_at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_aliases")),
     )
+
+
+def _upgrade_audit() -> None:
     op.create_table(
         "audit",
         sa.Column("number", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=False, nullable=False),
@@ -43,6 +66,9 @@ def upgrade() -> None:
     op.create_index(op.f("ix_audit_at"), "audit", ["at"], unique=False)
     op.create_index(op.f("ix_audit_kind_subject"), "audit", ["kind", "subject"], unique=False)
     op.create_index(op.f("ix_audit_team"), "audit", ["team"], unique=False)
+
+
+def _upgrade_budget_periods() -> None:
     op.create_table(
         "budget_periods",
         sa.Column("kind", sa.String(length=16), nullable=False),
@@ -55,12 +81,18 @@ def upgrade() -> None:
         sa.Column("warned", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("kind", "subject", "period", "time_zone", "begins_at", name=op.f("pk_budget_periods")),
     )
+
+
+def _upgrade_facts() -> None:
     op.create_table(
         "facts",
         sa.Column("name", sa.String(length=64), nullable=False),
         sa.Column("value", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_facts")),
     )
+
+
+def _upgrade_organisations() -> None:
     op.create_table(
         "organisations",
         sa.Column("name", sa.String(length=64), nullable=False),
@@ -72,6 +104,9 @@ def upgrade() -> None:
         sa.Column("updated_at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_organisations")),
     )
+
+
+def _upgrade_prices() -> None:
     op.create_table(
         "prices",
         sa.Column("model", sa.String(length=256), nullable=False),
@@ -79,6 +114,9 @@ def upgrade() -> None:
         sa.Column("record", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("model", "valid_from", name=op.f("pk_prices")),
     )
+
+
+def _upgrade_sessions() -> None:
     op.create_table(
         "sessions",
         sa.Column("id", sa.String(length=64), nullable=False),
@@ -88,6 +126,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_sessions")),
     )
     op.create_index(op.f("ix_sessions_expires_at"), "sessions", ["expires_at"], unique=False)
+
+
+def _upgrade_usage() -> None:
     op.create_table(
         "usage",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
@@ -148,6 +189,9 @@ def upgrade() -> None:
         sqlite_where=sa.text("\"user\" != ''"),
         postgresql_where=sa.text("\"user\" != ''"),
     )
+
+
+def _upgrade_usage_days() -> None:
     op.create_table(
         "usage_days",
         sa.Column("day", sa.BigInteger(), nullable=False),
@@ -166,6 +210,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("day", "organisation", "team", "model", name=op.f("pk_usage_days")),
         sqlite_with_rowid=False,
     )
+
+
+def _upgrade_usage_end_users() -> None:
     op.create_table(
         "usage_end_users",
         sa.Column("day", sa.BigInteger(), nullable=False),
@@ -183,6 +230,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("day", "team", "end_user", name=op.f("pk_usage_end_users")),
         sqlite_with_rowid=False,
     )
+
+
+def _upgrade_usage_hours() -> None:
     op.create_table(
         "usage_hours",
         sa.Column("hour", sa.BigInteger(), nullable=False),
@@ -207,6 +257,9 @@ def upgrade() -> None:
         ),
         sqlite_with_rowid=False,
     )
+
+
+def _upgrade_usage_months() -> None:
     op.create_table(
         "usage_months",
         sa.Column("month", sa.BigInteger(), nullable=False),
@@ -225,6 +278,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("month", "team", "model", "organisation", name=op.f("pk_usage_months")),
         sqlite_with_rowid=False,
     )
+
+
+def _upgrade_users() -> None:
     op.create_table(
         "users",
         sa.Column("name", sa.String(length=256), nullable=False),
@@ -239,6 +295,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("pk_users")),
     )
     op.create_index(op.f("ix_users_email"), "users", ["email"], unique=False)
+
+
+def _upgrade_webhooks() -> None:
     op.create_table(
         "webhooks",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
@@ -250,6 +309,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_webhooks")),
     )
     op.create_index(op.f("ix_webhooks_next_at"), "webhooks", ["next_at"], unique=False)
+
+
+def _upgrade_teams() -> None:
     op.create_table(
         "teams",
         sa.Column("name", sa.String(length=64), nullable=False),
@@ -264,6 +326,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("pk_teams")),
     )
     op.create_index(op.f("ix_teams_organisation"), "teams", ["organisation"], unique=False)
+
+
+def _upgrade_api_keys() -> None:
     op.create_table(
         "api_keys",
         sa.Column("name", sa.String(length=64), nullable=False),
@@ -285,6 +350,9 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_api_keys_team"), "api_keys", ["team"], unique=False)
     op.create_index(op.f("ix_api_keys_user"), "api_keys", ["user"], unique=False)
+
+
+def _upgrade_memberships() -> None:
     op.create_table(
         "memberships",
         sa.Column("team", sa.String(length=64), nullable=False),

@@ -7,12 +7,11 @@ import tracemalloc
 
 import pytest
 
+from accounts.protocol.errors import MAX_MESSAGE_CHARS, MAX_PARAM_CHARS
 from gateway.api.http.answers import error_headers
 from gateway.api.parameters.base import MAX_PATH_CHARS, SHOWN_CHARS, quote
 from gateway.api.responses.request import read_draft
 from gateway.errors import (
-    MAX_MESSAGE_CHARS,
-    MAX_PARAM_CHARS,
     ContextOverflow,
     InvalidRequest,
     NotSupported,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from accounts.protocol.records import Price, PriceListRecord
-from accounts.protocol.usage import UsageRecord
-from gateway.limits.cost import NANO, Prices
+from accounts.protocol.usage import NANO, UsageRecord
+from gateway.limits.cost import Prices
 from workers.protocol.events import Usage
 
 USAGE = Usage(1000, 200, 400)

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 from accounts.protocol.limit_counters import budget_field, subject_name
 from accounts.protocol.records import Budget, Limits
+from accounts.protocol.usage import NANO
 from gateway.call import Principal, Subject
-from gateway.limits.cost import NANO
 from gateway.limits.plan import plan_of
 
 NOON = datetime(2026, 3, 18, 12, tzinfo=UTC).timestamp()

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from accounts.protocol.records import Budget, Limits
+from accounts.protocol.usage import NANO
 from gateway.call import Principal, Subject
-from gateway.limits.cost import NANO
 from gateway.limits.plan import plan_of
 from gateway.limits.refusals import CALLS, FIRST_BUDGET, REQUESTS, TOKENS, TOKENS_OF_DAY, Refusal, money
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from accounts.protocol.records import Budget, Limits
+from accounts.protocol.usage import NANO
 from gateway.call import Principal, Subject
-from gateway.limits.cost import NANO
 from gateway.limits.counts import SubjectCounts
 from gateway.limits.plan import Plan, plan_of
 from gateway.limits.refusals import Refusal

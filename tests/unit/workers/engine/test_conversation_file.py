@@ -21,6 +21,7 @@ from workers.engine.disk.conversation_file import (
     ConversationsOutOfReach,
     ConversationUnusable,
     SaveBounds,
+    TeamSaveLimits,
 )
 from workers.engine.disk.sealed import CacheKeys
 
@@ -220,6 +221,35 @@ def test_a_team_and_all_have_so_many_bytes(tmp_path: Path, bounds: dict[str, int
         kept.write("a", RED, FINGERPRINT, LARGE)
     kept.erase("b", "blue")
     kept.write("c", TEAM, FINGERPRINT, LARGE)
+
+
+def test_a_team_s_own_limits_replace_the_settings(tmp_path: Path) -> None:
+    kept = bounded(tmp_path, files=2, team_kib=20)
+
+    def write(name: str, files: int | None = None, kib: int | None = None) -> None:
+        limits = TeamSaveLimits(files, None if kib is None else kib << 10)
+        kept.write(name, TEAM, FINGERPRINT, LARGE, limits)
+
+    write("a")
+    with pytest.raises(ConversationOverBound, match="1 saved slots, and the limit `saved_slots` of the team or its"):
+        write("b", files=1)
+    with pytest.raises(ConversationOverBound, match=r"limit `saved_slot_bytes` of the team .* is 10,240\. Erase some"):
+        write("b", kib=10)
+    write("b")
+    with pytest.raises(ConversationOverBound, match="slot_saves_per_team is 2"):
+        write("c", kib=40)
+    with pytest.raises(ConversationOverBound, match="slot_save_mib_per_team is"):
+        write("c", files=3)
+    write("c", files=3, kib=40)
+    with pytest.raises(ConversationOverBound, match="slot_saves_per_team is 2"):
+        write("d")
+    assert kept.check_room("d", "blue", limits=TeamSaveLimits(9, 1 << 30)) == (999 << 10) - 3 * size_of(tmp_path)
+    with pytest.raises(ConversationOverBound, match="slot_save_mib is"):
+        kept.check_room("d", "blue", 1 << 20, TeamSaveLimits(9, 1 << 30))
+
+
+def size_of(tmp_path: Path) -> int:
+    return path_of(tmp_path, "a").stat().st_size
 
 
 def test_what_killed_workers_left_counts_for_an_hour(tmp_path: Path) -> None:

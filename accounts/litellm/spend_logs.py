@@ -15,16 +15,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, or_, select
+from sqlalchemy import Connection, Row
 from starlette.responses import Response, StreamingResponse
 
 from accounts.api.api import JSON, USERS, AdminRequest, RouteRow, answer, read_query
 from accounts.database.database import Database
-from accounts.database.schema import api_keys
 from accounts.errors import Invalid
-from accounts.protocol.records import digest
+from accounts.litellm.names import find_key
+from accounts.protocol.usage import NANO
 from accounts.usage.calls import OK, Place, read_page
-from accounts.usage.money import NANO
 from accounts.usage.query import Calls, Selection, calls_of, time_of
 from accounts.usage.summary import DAY_S, summarise
 
@@ -90,17 +89,14 @@ class SpendLogsRoutes:
 
 
 def _key_name(connection: Connection, given: str) -> str:
-    """Return the name of the key that a caller named by its name, its hash, or itself."""
-    if not given:
-        return ""
-    sha256 = digest(given) if given.startswith(KEY_PREFIXES) else given
-    is_it = or_(api_keys.c.sha256 == sha256, api_keys.c.name == given)
-    found = connection.execute(select(api_keys.c.name).where(is_it)).scalar()
+    """Return the name of the key that a caller named by its name, its hash, or itself; keys that were deleted are known
+    by their names alone. Raises Invalid."""
+    found = find_key(connection, given) if given else None
     if found is None and given.startswith(KEY_PREFIXES):
         raise Invalid(
             "`api_key` is none of this installation's keys. Give a key, its hash or its name.", param="api_key"
         )
-    return given if found is None else str(found)
+    return given if found is None else found
 
 
 def _log_of(row: Row[Any]) -> dict[str, Any]:
