@@ -1,0 +1,6 @@
+"""Predicts the memory that a worker takes, on each device and in main memory, before it is started.
+
+llama.cpp itself lays a model and its contexts out without taking memory for them (`dry_run`, in a helper process that
+`prediction` starts); what it does not count, such as Python, is added there. `predict` spreads the sum over GPUs,
+`devices` tells what is free, `taken` what a running worker takes, and `learned` keeps that for the next prediction.
+"""
