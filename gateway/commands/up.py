@@ -37,13 +37,14 @@ from workers.process.sockets import PortTaken
 from workers.protocol.exits import FINAL, Exit
 from workers.protocol.keys import ROLES, Role
 from workers.secret_file import GATEWAY_SECRET, WORKER_SECRET
-from workers.supervisor import supervisor
+from workers.supervisor.catalog_watch import CatalogWatch
 from workers.supervisor.child import Child, Recipe, describe
 from workers.supervisor.fleet import Fleet, NoRedis
 from workers.supervisor.output import Console, Output, Terminal
+from workers.supervisor.plan import PlannedWorker, Site, available_cores, plan
 from workers.supervisor.redis_process import PrivateRedis
 from workers.supervisor.state_folder import FolderTaken, StateFolder
-from workers.supervisor.supervisor import PlannedWorker, Supervisor, available_cores, host_id, plan, write_specs
+from workers.supervisor.supervisor import Supervisor, write_specs
 
 READY_TIMEOUT_S = 900.0
 """Seconds after which a start that is not ready is given up; loading a large model from a slow disk takes minutes."""
@@ -88,11 +89,15 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
         with contextlib.closing(listeners), StateFolder(settings.state_dir, console.say) as folder:
             if exposure := folder.exposure():
                 console.say(f"paddock: {exposure}")
-            models = Library.of(settings).locate_all(catalog)
+            library, site = Library.of(settings), Site.of(folder.path)
+            models = library.locate_all(catalog)
             ready = _fill_in(settings, folder, catalog, listeners)
-            workers = plan(models, cores, supervisor.visible(os.environ), host_id(folder.path))
+            workers = plan(models, site.cores, site.devices, site.host)
             write_specs(workers, ready)
-            return asyncio.run(Machine(ready, folder, listeners, workers, console, terminal.show, started).run())
+            file = settings.catalog
+            watch = None if file is None else CatalogWatch(file.absolute(), library, site, console)
+            machine = Machine(ready, folder, listeners, workers, console, terminal.show, started, watch)
+            return asyncio.run(machine.run())
     except (CatalogError, KeysInvalid, SignOnInvalid, FolderTaken, TlsUnusable) as error:
         return _report_end(console, error, Exit.USAGE)
     except PortTaken as error:
@@ -151,8 +156,9 @@ class Machine:
         console: Console,
         show: Callable[[str], None],
         started: float,
+        watch: CatalogWatch | None = None,
     ) -> None:
-        """`show` prints a text on standard output."""
+        """`show` prints a text on standard output. `watch` follows the catalog's file; None: there is none."""
         self._settings = settings
         self._folder = folder
         self._listeners = listeners
@@ -168,6 +174,8 @@ class Machine:
         """The parts that run beside the gateways, in the order in which they were started."""
         self._gateways: list[Child] = []
         self._renewing: asyncio.Task[None] | None = None
+        self._watch = watch
+        self._watching: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
         self._code = int(Exit.OK)
         self._ready = False
@@ -226,6 +234,8 @@ class Machine:
                 self._ready = True
                 self._console.held = False
                 await self._welcome()
+                if self._watch is not None:
+                    self._watching = tasks.create_task(self._watch.run(supervisor))
 
     def _start_redis(self, tasks: asyncio.TaskGroup, private: PrivateRedis) -> None:
         async def prepare() -> None:
@@ -462,6 +472,8 @@ class Machine:
     async def _stop(self) -> None:
         """Stop the gateways first, so that their streams drain while workers still answer, and Redis last."""
         self._console.held = False
+        if self._watching is not None:
+            self._watching.cancel()
         self._folder.remove(address_file(self._folder.path))
         await asyncio.gather(*(gateway.stop() for gateway in self._gateways))
         self._listeners.close()

@@ -61,8 +61,12 @@ def wanted(settings: SupervisorSettings) -> Catalog:
     if told_twice:
         names = ", ".join(told_twice)
         raise CatalogError(f"{names}: with a catalog, say this per model in {settings.catalog} and leave it out here")
-    found = _some_work(catalog.load(settings.catalog), settings.catalog)
-    return _with_files_of(found, settings.catalog.resolve().parent)
+    return with_paths(catalog.load(settings.catalog), settings.catalog)
+
+
+def with_paths(found: Catalog, file: Path) -> Catalog:
+    """Return the catalog of a file with absolute paths. Raises CatalogError if it has no worker for this machine."""
+    return _with_files_of(_some_work(found, file), file.resolve().parent)
 
 
 def demo() -> Path:

@@ -11,7 +11,8 @@ from workers.models.catalog import CatalogError
 from workers.models.library import Library, ModelUnusable, wanted
 from workers.models.spec import AdapterSpec, ControlVectorSpec
 from workers.settings import SupervisorSettings, WorkerSettings
-from workers.supervisor.supervisor import plan, recipe
+from workers.supervisor.plan import plan
+from workers.supervisor.supervisor import recipe
 
 GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
 
