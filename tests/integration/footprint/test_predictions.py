@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -192,7 +193,7 @@ def test_the_shared_models(fleet: Fleet, name: str) -> None:
     check(fleet, SHARED_MODELS / f"{name}.gguf", **({} if "random" in name else SMALL))
 
 
-SETTINGS: dict[str, dict[str, object]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "as it comes": {},
     "more slots": {"slots": 16},
     "cells by number": {"kv_tokens": 4096, "ctx": 1024},
