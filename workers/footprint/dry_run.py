@@ -21,10 +21,10 @@ from llama_cpp import mtmd_cpp as m
 from msgspec.structs import replace
 
 from workers.contexts import load_draft, make_contexts
+from workers.footprint.breakdown import context_bytes, projector_bytes
 from workers.footprint.layers import layers_of, mapped_bytes
 from workers.footprint.rehearsal import Answer, DryRun, Question, Refusal, Rehearsed
 from workers.footprint.taken import anonymous_bytes
-from workers.llama.breakdown import context_bytes, projector_bytes
 from workers.llama.context import PROMPT_LOGITS, Context
 from workers.llama.gguf import read_header
 from workers.llama.model import Model, ModelError, ModelTooLarge

@@ -14,11 +14,11 @@ from tests.support.pooled_models import write_t5
 from tests.support.projectors import write_pair
 from tests.support.small_models import SMALL_MODELS, write_small_model
 from tests.support.stack import DEMO_MODEL
+from workers.footprint import breakdown
+from workers.footprint.breakdown import context_bytes
 from workers.footprint.dry_run import rehearse
 from workers.footprint.prediction import TooLarge, Unpredictable, dry_run, predicted
 from workers.footprint.rehearsal import Question
-from workers.llama import breakdown
-from workers.llama.breakdown import context_bytes
 from workers.llama.context import Context
 from workers.llama.model import Model, ModelError
 from workers.models.spec import LlamaSettings, ModelSpec

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -192,7 +193,7 @@ def test_the_shared_models(fleet: Fleet, name: str) -> None:
     check(fleet, SHARED_MODELS / f"{name}.gguf", **({} if "random" in name else SMALL))
 
 
-SETTINGS: dict[str, dict[str, object]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "as it comes": {},
     "more slots": {"slots": 16},
     "cells by number": {"kv_tokens": 4096, "ctx": 1024},
@@ -218,11 +219,17 @@ def test_weights_that_are_repacked(fleet: Fleet, tmp_path: Path, ftype: int) -> 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("is_full", [False, True])
-def test_cells_behind_a_window(fleet: Fleet, tmp_path: Path, is_full: bool) -> None:
-    """Not quite filled where cells behind the window are kept: full, llama.cpp takes some of them for others."""
+def test_many_slots_over_a_window(fleet: Fleet, tmp_path: Path) -> None:
+    check(fleet, write_small_model(tmp_path, "window"), slots=16, ctx=512)
+
+
+@pytest.mark.long
+def test_cells_behind_a_window(fleet: Fleet, tmp_path: Path) -> None:
+    """With few cells, and not filled: llama.cpp sets a mask aside for all cells behind the window, and gives some of
+    them to others before it has used them all. The more cells, the further is the prediction above what is taken
+    (docs/models.md)."""
     path = write_small_model(tmp_path, "window")
-    check(fleet, path, slots=16, ctx=512, llama={"swa_full": is_full}, fillings=0.8 if is_full else FILLINGS)
+    check(fleet, path, **SMALL, llama={"swa_full": True}, fillings=0.75)
 
 
 @pytest.mark.long
