@@ -25,7 +25,7 @@ MODELS_MODULE = "workers.commands.models.command"
 CACHE_MODULE = "workers.commands.cache"
 DRAIN_MODULE = "workers.commands.drain"
 DRAIN = "takes a gateway or a worker out of service and waits: drain gateway|worker"
-MODELS = "models on this machine and of the hub: models list|pull|show|verify|rm"
+MODELS = "models on this machine and of the hub: models list|pull|plan|show|verify|rm"
 CACHE = "cached prompts on disk: cache show|erase"
 
 

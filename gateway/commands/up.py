@@ -41,7 +41,7 @@ from workers.supervisor.catalog_watch import CatalogWatch
 from workers.supervisor.child import Child, Recipe, describe
 from workers.supervisor.fleet import Fleet, NoRedis
 from workers.supervisor.output import Console, Output, Terminal
-from workers.supervisor.plan import PlannedWorker, Site, available_cores, plan
+from workers.supervisor.plan import PlannedWorker, Site, available_cores, plan, unheeded
 from workers.supervisor.redis_process import PrivateRedis
 from workers.supervisor.state_folder import FolderTaken, StateFolder
 from workers.supervisor.supervisor import Supervisor, write_specs
@@ -91,6 +91,8 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
                 console.say(f"paddock: {exposure}")
             library, site = Library.of(settings), Site.of(folder.path)
             models = library.locate_all(catalog)
+            if warning := unheeded(models):
+                console.say(f"paddock: {warning}")
             ready = _fill_in(settings, folder, catalog, listeners)
             workers = plan(models, site.cores, site.devices, site.host)
             write_specs(workers, ready)

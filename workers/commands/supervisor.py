@@ -14,7 +14,7 @@ from workers.settings import SupervisorSettings
 from workers.supervisor.catalog_watch import CatalogWatch
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.output import Console, Terminal
-from workers.supervisor.plan import PlannedWorker, Site, plan
+from workers.supervisor.plan import PlannedWorker, Site, plan, unheeded
 from workers.supervisor.state_folder import FolderTaken, StateFolder
 from workers.supervisor.supervisor import Supervisor, write_specs
 
@@ -37,7 +37,10 @@ def _run(settings: SupervisorSettings, console: Console) -> int:
             if exposure := folder.exposure():
                 console.say(f"paddock: {exposure}")
             library, site = Library.of(settings), Site.of(settings.state_dir)
-            workers = plan(library.locate_all(catalog), site.cores, site.devices, site.host)
+            models = library.locate_all(catalog)
+            if warning := unheeded(models):
+                console.say(f"paddock: {warning}")
+            workers = plan(models, site.cores, site.devices, site.host)
             write_specs(workers, settings)
             return asyncio.run(_keep(workers, settings, console, library, site))
     except (CatalogError, FolderTaken, OSError) as error:

@@ -118,6 +118,17 @@ def plan(served: Sequence[ModelSpec], cores: int, devices: Sequence[str], host: 
     )
 
 
+def unheeded(served: Sequence[ModelSpec]) -> str:
+    """Return a warning that nothing acts on these models' `residency` yet; empty: none of them has one."""
+    names = [model.name for model in served if model.residency is not None]
+    if not names:
+        return ""
+    return (
+        f"`residency` of {', '.join(names)} is not acted on yet: their `workers` run from the start until the end; "
+        "`paddock models plan` tells whether all fit"
+    )
+
+
 def replan(
     current: Sequence[PlannedWorker], served: Sequence[ModelSpec], site: Site, taken: Collection[str] = ()
 ) -> tuple[PlannedWorker, ...]:

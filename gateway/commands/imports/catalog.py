@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import wrap
 from typing import Any
@@ -12,7 +12,6 @@ import yaml
 from gateway.commands.imports.source import Keys, Note, Source, Unusable
 from workers.models import catalog
 from workers.models.catalog import CatalogError
-from workers.models.spec import ModelSpec
 
 WIDTH = 116
 HEAD = "Made by `paddock import` of {name}. Relative paths are relative to this file now."
@@ -58,26 +57,10 @@ def checked(imported: Imported) -> dict[str, Any]:
             "one by --source NAME=FILE|OWNER/NAME[:QUANT]"
         )
     try:
-        catalog.convert(_readable(document), "catalog")
+        catalog.convert(document, "catalog")
     except CatalogError as error:
         raise Unusable(f"{source.path}: what it says can't be a catalog: {error}") from None
     return document
-
-
-def _readable(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a catalog that this version reads: without what it has no residency or alias parameters
-    for."""
-    found = dict(document)
-    if "residency" not in ModelSpec.__struct_fields__:
-        found = {name: value for name, value in found.items() if name != "groups"}
-        found["models"] = [_without(model, {"residency"}) for model in found["models"]]
-    if "strip" not in catalog.AliasChain.__struct_fields__ and "aliases" in found:
-        found["aliases"] = {name: _without(entry, {"strip", "set"}) for name, entry in found["aliases"].items()}
-    return found
-
-
-def _without(value: Any, names: Set[str]) -> Any:
-    return {name: one for name, one in value.items() if name not in names} if isinstance(value, dict) else value
 
 
 def catalog_text(imported: Imported) -> str:

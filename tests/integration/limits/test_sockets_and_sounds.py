@@ -22,14 +22,16 @@ from workers.protocol import keys
 WAV = b"RIFF\x24\x00\x00\x00WAVEfmt " + bytes(2000)
 LIMITS = {
     f"pk-{name}-of-{way}": limits
-    for way in ("sockets", "sounds")
+    for way, tokens in (("sockets", 100), ("sounds", 400))
     for name, limits in {
         "requests": Limits(requests_per_minute=2),
-        "tokens": Limits(tokens_per_minute=400),
-        "day": Limits(tokens_per_day=400),
+        "tokens": Limits(tokens_per_minute=tokens),
+        "day": Limits(tokens_per_day=tokens),
         "calls": Limits(max_parallel=1),
     }.items()
 }
+CALL_TOKENS = 15
+"""What a short message and its answer take."""
 SETTLED_S = 0.1
 """Within which what a call was estimated to take makes way for what it took."""
 CODE = "rate_limit_exceeded"
@@ -93,14 +95,17 @@ async def test_each_message_of_a_socket_is_a_request(stack: Stack, gateway: Proc
 
 @pytest.mark.parametrize("name", ["tokens", "day"])
 async def test_messages_of_a_socket_count_tokens(stack: Stack, gateway: Process, name: str) -> None:
+    statuses, used = list[int](), 0
     async with connected(gateway.url, f"pk-{name}-of-sockets", MODEL) as socket:
-        statuses = []
-        for _ in range(6):
-            await socket.ask(input="x" * 400, max_output_tokens=4)
+        for _ in range(20):
+            await socket.ask(input="hi", max_output_tokens=4)
             (*_, last) = await socket.rest()
             statuses.append(last.get("status", 200))
+            used += last["response"]["usage"]["total_tokens"] if "response" in last else 0
             await asyncio.sleep(SETTLED_S)
-    assert statuses == [200, 200, 200, 429, 429, 429]
+    assert statuses == sorted(statuses)
+    assert (statuses[0], statuses[-1]) == (200, 429)
+    assert 50 < used < 100 + CALL_TOKENS, "the last one was estimated to take less"
 
 
 async def test_answers_of_a_socket_are_calls_under_way(
@@ -130,8 +135,7 @@ async def test_a_transcription_is_a_request(stack: Stack, gateway: Process, sess
 @pytest.mark.parametrize("name", ["tokens", "day"])
 async def test_transcriptions_count_tokens(gateway: Process, session: aiohttp.ClientSession, name: str) -> None:
     """A sound is estimated to have 128 tokens; the fake worker tells of 17 prompt tokens, and four of the answer."""
-    statuses = list[int]()
-    used = 0
+    statuses, used = list[int](), 0
     for _ in range(20):
         status, answer = await transcribe(session, gateway, f"pk-{name}-of-sounds", max_tokens="4")
         statuses.append(status)

@@ -2,13 +2,15 @@
 
 list [--json]                      models, projectors, drafts and adapters: size, quantisation, who uses them
 pull [NAME|REFERENCE ...]          fetch what the catalog or --hf names, or only these; prints each name and its file
+plan [--json]                      what the catalog's workers would take of this machine's memory, before they run
 show NAME|REFERENCE|FILE [--json]  what a GGUF file says of itself
 verify [NAME|REFERENCE ...]        compare files with their SHA-256 and check their structure
 rm NAME|REFERENCE ... [--force]    remove files and free their space; --unfinished removes broken-off downloads
 
 A REFERENCE is OWNER/NAME[:QUANT][@REVISION] of the Hugging Face hub, a NAME that of a model in the catalog. The flags
 --catalog, --models-dir, --models-mib, --offline, --state-dir, --config and all others of `paddock supervisor` are
-settings, and have variables (PADDOCK_MODELS_DIR). Exit codes: 65 a model can't be had, 3 one is not what it should be.
+settings, and have variables (PADDOCK_MODELS_DIR). Exit codes: 65 a model can't be had, 3 one is not what it should be,
+71 `plan` finds too little memory.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ def _add_for_rm(parser: ArgumentParser) -> None:
 COMMANDS: Mapping[str, Subcommand] = {
     "list": Subcommand("lists what lies in the models folder and what the catalog names", _add_json, f"{ROOM}.listing"),
     "pull": Subcommand("fetches models and prints their paths", _add_for_pull, f"{ROOM}.pull"),
+    "plan": Subcommand("tells what the catalog's workers would take of this machine", _add_json, f"{ROOM}.plan"),
     "show": Subcommand("tells what a GGUF file says of itself", _add_for_show, f"{ROOM}.show"),
     "verify": Subcommand(
         "compares files with their SHA-256 and checks their structure", _add_for_verify, f"{ROOM}.verification"
