@@ -57,6 +57,7 @@ def _grant(scene: Scene, evictions: Evictions, wish: Wish) -> None:
     if len(wish.models) == 1 and (reserved := scene.reserved(wish.model)):
         # Whoever wanted its place comes before this wish, and does not want it any more.
         scene.release(reserved[0])
+        evictions.changed(reserved[0].machine)
         return
     machines = _candidates(scene, wish)
     before = len(scene.moments)
@@ -72,8 +73,7 @@ def _grant(scene: Scene, evictions: Evictions, wish: Wish) -> None:
     option = option or _cheapest(scene, evictions, wish, machines)
     if option is not None:
         _make_room(scene, wish, option)
-        if option.leavers:
-            evictions.made_room(option.machine.id, [worker for leaver in option.leavers for worker in leaver.workers])
+        evictions.made_room(option.machine.id, option.leavers)
     elif wish.cause != "growth":
         scene.wait(_refused(scene, wish, machines, min(scene.moments[before:], default=None)))
 
@@ -227,7 +227,7 @@ def _make_room(scene: Scene, wish: Wish, option: _Option) -> None:
             why = f"it leaves for {wish.model}: {wish.why}"
             if worker.id in scene.leaving:
                 pass  # It leaves already, for another reason.
-            elif scene.is_idle(worker):
+            elif not leaver.is_busy:
                 idle = seconds(scene.now - worker.idle_since)
                 dismiss(scene, worker, f"idle for {idle}, {why}", wanted_by=wish.model)
             elif worker.status == "ready":

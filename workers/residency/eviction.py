@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from workers.residency.leaving import unit_workers
@@ -74,14 +74,20 @@ class Evictions:
         self._scene = scene
         self._found: dict[tuple[str, bool, bool], _Found] = {}
         self.num_rooms = 0
-        """For how many models others leave by this plan."""
+        """For how many models others begin to leave by this plan."""
 
-    def made_room(self, machine: str, workers: Iterable[Worker]) -> None:
-        """Forget what was found for a machine; for all, where a model with a `min` has fewer workers from now on."""
-        self.num_rooms += 1
+    def made_room(self, machine: str, leavers: Sequence[Leaver]) -> None:
+        """Count a model that these leave a machine for, and forget what does not hold any more."""
+        self.num_rooms += any(leaver.is_new for leaver in leavers)
         models = self._scene.models
-        if any(worker.model in models and models[worker.model].policy.min for worker in workers):
+        names = {worker.model for leaver in leavers for worker in leaver.workers} & models.keys()
+        if any(models[name].policy.min for name in names):
+            # On other machines fewer workers of these may leave from now on.
             self._found.clear()
+        self.changed(machine)
+
+    def changed(self, machine: str) -> None:
+        """Forget what was found for a machine."""
         for is_overdue in (False, True):
             for is_growth in (False, True):
                 self._found.pop((machine, is_overdue, is_growth), None)
@@ -199,7 +205,7 @@ def _within_min(scene: Scene, ranked: list[Leaver]) -> list[Leaver]:
 def keeps(scene: Scene, worker: Worker) -> bool:
     """Return whether a worker stays whatever others want."""
     model = scene.models.get(worker.model)
-    if model is None:
+    if model is None or worker.id in scene.leaving:
         return False
     is_spare = worker.status == "reserved" or scene.count_usable(worker.model) > model.policy.min
     return model.policy.pinned or not is_spare

@@ -21,7 +21,9 @@ def broken_rules(scene: Scene, machine: str, models: Sequence[str], present: Set
     """Return the rules that would be broken if `models` were loaded beside those that are `present`."""
     if not scene.has_rules:
         return []
-    new = [model for model in models if model not in present]
+    # One that is there and leaves is loaded anew, after those that its place is promised to.
+    leaving = {worker.model for worker in scene.on_machine[machine] if worker.id in scene.leaving}
+    new = [model for model in models if model not in present or model in leaving]
     others = frozenset(present) - frozenset(models)
     found: list[BrokenRule] = []
     if not new:

@@ -350,6 +350,14 @@ TABLE: dict[str, tuple[Picture, list[str]]] = {
         picture([model("a", 2), model("b", 2)], [worker("a1", 2, calls=1)], [waits("b")], models_max=1),
         ["wait b busy"],
     ),
+    "models_max, the place is promised, and a third waits": (
+        picture([A, B, C], [worker("a1", 2)], [waits("b", 9), waits("c")], models_max=1),
+        ["stop a1 for b", "wait b freeing", "wait c busy"],
+    ),
+    "models_max, a reserved one is not loaded beside itself": (
+        picture([A, B], [worker("a1", 2, calls=1, status="reserved")], [waits("a"), waits("b", 40)], models_max=1),
+        ["wait b freeing", "wait a busy"],
+    ),
     # Devices.
     "the fullest GPU that has room": (
         picture([A, B], [worker("a1", device="gpu1")], [waits("b")], machines=[TWO_GPUS]),
@@ -430,6 +438,23 @@ def test_a_plan_makes_room_for_some_at_a_time() -> None:
         *(f"wait {name} turn" for name in "kl"),
     ]
     assert plan.ask_again_at == NOW
+
+
+def test_many_that_wait_for_reserved_workers_are_asked_about_when_something_happens() -> None:
+    """What is reserved already needs no further plan, however many wait for it."""
+    models = [model(name) for name in "abcdefghijkl"]
+    machines = [machine(str(number), (12,)) for number in range(6)]
+    busy = [
+        worker(f"{name}1", on=str(number), calls=1, status="reserved" if name != "f" else "ready")
+        for number, name in enumerate("abcdef")
+    ]
+    plan = decide(picture(models, busy, [waits(name, 50) for name in "ghijkl"], machines=machines), NOW)
+    assert told(plan) == [
+        *(f"wait {name} freeing" for name in "ghijk"),
+        "reserve f1 for l",
+        "wait l freeing",
+    ]
+    assert plan.ask_again_at is None
 
 
 def test_a_loading_worker_that_is_seen_counts_once() -> None:

@@ -129,7 +129,8 @@ def fleets(draw: st.DrawFn, *, is_plain: bool) -> Fleet:
             "group": draw(st.sampled_from((None, *groups))),
         }
         if not is_plain:
-            policy["pinned"] = draw(st.sampled_from((False, False, True))) and not policy["ttl_s"]
+            may_pin = not policy["ttl_s"] and policy["group"] is None
+            policy["pinned"] = may_pin and draw(st.sampled_from((False, False, True)))
             policy["min"] = draw(st.sampled_from((0, 0, 1))) if policy["group"] is None else 0
             policy["preload"] = draw(st.booleans())
         models.append(Model(name, resolve(Residency(**policy), 1), need(size, on_gpu)))
