@@ -31,11 +31,11 @@ from workers.engine.engine import Engine
 from workers.engine.speculation.draft_model import DraftModel
 from workers.engine.step.speculator import DraftSources
 from workers.engine.watchdog import Watchdog
+from workers.footprint.devices import free_bytes
 from workers.llama.context import Context
 from workers.llama.devices import Devices
 from workers.llama.model import Model
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
-from workers.models.memory_plan import free_bytes
 from workers.models.spec import NO_PROJECTOR, AdapterSpec, ModelSpec
 from workers.protocol.events import CallFailed
 from workers.protocol.pooled import POOL_PATH
@@ -318,7 +318,7 @@ def _register_adapters(registry: AdapterRegistry, adapters: Iterable[AdapterSpec
     """Load the adapters that the settings list. Raises AdapterError, SettingUnusable."""
     for adapter in adapters:
         try:
-            path = Path(adapter.path).expanduser()
+            path = Path(adapter.path or "").expanduser()
             info = registry.register(adapter.name, path, pinned=adapter.pinned, fixed=True)
         except CallFailed as failed:
             raise SettingUnusable(f"adapters: {adapter.name}: {failed.failure.message}") from None

@@ -1,4 +1,4 @@
-"""The workers' half of the `paddock` program: `python -m workers.cli worker|supervisor|fetch|cache|drain`."""
+"""The workers' half of the `paddock` program: `python -m workers.cli worker|supervisor|models|cache|drain`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,13 @@ COMMANDS = {
         "this machine's workers against a given Redis",
         "worker",
     ),
-    "fetch": Command(
-        "workers.settings:SupervisorSettings",
-        "workers.commands.fetch:run",
-        "fetches the models that a catalog or --hf names, and prints their paths",
-        "worker",
-    ),
 }
 
+MODELS_MODULE = "workers.commands.models.command"
 CACHE_MODULE = "workers.commands.cache"
 DRAIN_MODULE = "workers.commands.drain"
 DRAIN = "takes a gateway or a worker out of service and waits: drain gateway|worker"
+MODELS = "models on this machine and of the hub: models list|pull|plan|show|verify|rm"
 CACHE = "cached prompts on disk: cache show|erase"
 
 
@@ -40,12 +36,14 @@ def main() -> int:
 def _main() -> int:
     parent_death.hold()
     name, *args = sys.argv[1:] or [""]
+    if name == "models":
+        return int(import_module(MODELS_MODULE).main(args))
     if name == "cache":
         return int(import_module(CACHE_MODULE).main(args))
     if name == "drain":
         return int(import_module(DRAIN_MODULE).main(args))
     if name not in COMMANDS:
-        known = ", ".join([*COMMANDS, "cache", "drain"])
+        known = ", ".join([*COMMANDS, "models", "cache", "drain"])
         return command.complain([f"{name or 'nothing'}: no such command; use one of: {known}"])
     return command.run(name, COMMANDS[name], args)
 

@@ -8,12 +8,12 @@ import logging
 from pathlib import Path
 
 from workers.engine.speculation.draft_model import DraftModel
+from workers.footprint.kv_plan import free_for_cache, kv_shape, plan_kv
 from workers.llama.context import Context
 from workers.llama.memory import MemoryKind
 from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.model_params import LEARNED_POSITIONS
 from workers.llama.native import closed_on_error
-from workers.models.memory_plan import free_for_cache, kv_shape, plan_kv
 from workers.models.spec import LlamaSettings, ModelSpec
 from workers.models.speculation import DraftSpec
 
@@ -34,11 +34,12 @@ def draft_settings(llama: LlamaSettings, draft: DraftSpec) -> LlamaSettings:
     return LlamaSettings(**shared, n_gpu_layers=draft.n_gpu_layers, swa_full=True)
 
 
-def load_draft(draft: DraftSpec, model: Model, llama: LlamaSettings, *, n_ctx: int) -> Model:
+def load_draft(draft: DraftSpec, model: Model, llama: LlamaSettings, *, n_ctx: int, allocate: bool = True) -> Model:
     """Load the draft model of `model`, whose settings are `llama`. `n_ctx`: maximum tokens of a conversation.
+    `allocate`: as `Model.load` has it.
 
     Raises ModelError if it can't draft for this model, ModelTooLarge."""
-    loaded = Model.load(Path(draft.path or ""), draft_settings(llama, draft))
+    loaded = Model.load(Path(draft.path or ""), draft_settings(llama, draft), allocate=allocate)
     with closed_on_error(loaded):
         if fault := loaded.vocab.difference(model.vocab):
             raise ModelError(f"{loaded.path}: {fault}: it can't draft for {model.path.name}; {REMEDY}")
@@ -65,7 +66,8 @@ def open_contexts(
     if wanted is not None:
         longest = spec.ctx or model.facts.n_ctx_train
         draft = opened.enter_context(load_draft(wanted, model, spec.llama, n_ctx=longest))
-    (context, beside), n_ctx = make_contexts(model, spec, draft, workers=workers)
+    free = free_for_cache(spec.llama)
+    (context, beside), n_ctx = make_contexts(model, spec, draft, free_bytes=free, workers=workers)
     opened.enter_context(context)
     if spec.speculation.rollback and not context.memory.most_cut:
         logger.warning("speculation.rollback: llama.cpp can't take this model's memory back, so nothing is drafted")
@@ -82,11 +84,14 @@ def open_contexts(
     return context, n_ctx, DraftModel(beside, num_tokens=model.vocab.num_tokens, ends=model.vocab.eog)
 
 
-def make_contexts(model: Model, spec: ModelSpec, draft: Model | None, *, workers: int) -> tuple[Contexts, int]:
+def make_contexts(
+    model: Model, spec: ModelSpec, draft: Model | None, *, free_bytes: int | None, workers: int
+) -> tuple[Contexts, int]:
     """Make the context, and the draft model's, which has as many cells; return them and the maximum tokens of a
     conversation. Raises ModelError, ModelTooLarge.
 
-    `workers`: number of workers that share the machine.
+    `free_bytes`: memory that is free for the KV cache; None: not known. `workers`: number of workers that share the
+    machine.
 
     Unless `kv_tokens` is set, a KV cache that is too large is halved until it fits, down to one conversation's size."""
     llama, trained = spec.llama, model.facts.n_ctx_train
@@ -96,18 +101,17 @@ def make_contexts(model: Model, spec: ModelSpec, draft: Model | None, *, workers
     if LEARNED_POSITIONS in model.header.tensors:  # llama.cpp aborts at the first token beyond them
         asked = min(asked, trained)
     token_bytes = sum(_token_bytes(one, llama) for one in (model, draft) if one is not None)
-    free = free_for_cache(llama)
-    if free is not None and spec.kv_tokens * token_bytes > free:
+    if free_bytes is not None and spec.kv_tokens * token_bytes > free_bytes:
         raise ModelTooLarge(  # llama.cpp would find out slowly, and at the expense of everyone on this machine
             f"kv_tokens: {spec.kv_tokens:,} KV cells take {int(spec.kv_tokens * token_bytes) >> 20:,} MiB and "
-            f"{free >> 20:,} MiB of memory are free; lower --kv-tokens"
+            f"{free_bytes >> 20:,} MiB of memory are free; lower --kv-tokens"
         )
     plan = plan_kv(
         slots=spec.slots,
         n_ctx=asked,
         kv_tokens=spec.kv_tokens,
         bytes_per_token=token_bytes,
-        free_bytes=free,
+        free_bytes=free_bytes,
         workers=workers,
     )
     n_ctx, kv_tokens, reason = plan.n_ctx, plan.kv_tokens, plan.reason

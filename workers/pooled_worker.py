@@ -12,12 +12,13 @@ from workers.chat.prompts import Prompts
 from workers.chat.renderer import Renderer
 from workers.engine.pooled.engine import PooledEngine
 from workers.engine.watchdog import Watchdog
+from workers.footprint.devices import free_bytes as main_memory_free
+from workers.footprint.kv_plan import free_for_cache, kv_shape, outputs_too_large, plan_kv
 from workers.llama.devices import Devices
 from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.pooling import PooledContext, PooledInputs, Pooling, media_fault, n_ubatch_of, pooling_of
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.metrics.worker import WorkerMetrics
-from workers.models.memory_plan import free_bytes, free_for_cache, kv_shape, outputs_too_large, plan_kv
 from workers.models.spec import NO_PROJECTOR, ModelSpec
 from workers.protocol.heartbeat import ModelFacts
 from workers.protocol.requests import Sampling
@@ -65,7 +66,7 @@ class PooledWorker:
             watchdog=self.watchdog,
             encoder=None if media is None else media.encoder,
         )
-        metrics = metrics_of(worker, engine, life, devices=Devices(free_bytes).memory)
+        metrics = metrics_of(worker, engine, life, devices=Devices(main_memory_free).memory)
         lane, of_media = prompt_lane(), media_lane()
         reader = PooledReader(self.inputs, self.prompts, lane, of_media, longest=engine.n_ctx)
         calls = PooledCalls(outcomes, engine, reader, life, metrics, records, pooling=self.pooling, width=context.width)
@@ -126,7 +127,10 @@ def open_pooled_worker(
     tokenizer = GuardedTokenizer(model.vocab, processes)
     inputs = PooledInputs(model, pooling, tokenizer)
     media = _open_media(opened, model, settings, spec, pooling)
-    context = opened.enter_context(make_pooled_context(model, spec, pooling, workers=settings.workers_on_machine))
+    free = free_for_cache(spec.llama)
+    context = opened.enter_context(
+        make_pooled_context(model, spec, pooling, free_bytes=free, workers=settings.workers_on_machine)
+    )
     if media is not None and not context.can_split:
         raise ModelError(f"{model.path}: reads inputs in one piece, without pictures or sounds; set `projector: none`")
     context.warm_up()
@@ -157,15 +161,18 @@ def _open_media(
     return open_media(opened, model, spec, n_ubatch=n_ubatch, max_bytes=settings.media_cache_mib << 20)
 
 
-def make_pooled_context(model: Model, spec: ModelSpec, pooling: Pooling, *, workers: int) -> PooledContext:
+def make_pooled_context(
+    model: Model, spec: ModelSpec, pooling: Pooling, *, free_bytes: int | None, workers: int
+) -> PooledContext:
     """Make the context for pooled work. Raises ModelError, ModelTooLarge. Encoders have no KV cache. A decoder's cache
-    has room for two of the longest inputs, unless `kv_tokens` is set: others are read between parts of a long one."""
+    has room for two of the longest inputs, unless `kv_tokens` is set: others are read between parts of a long one.
+    `free_bytes` and `workers`: as `plan_kv` has them."""
     llama, trained = spec.llama, model.facts.n_ctx_train
     n_ctx = spec.ctx or trained
     if n_ctx > trained:
         logger.warning("ctx %d is more than the %d tokens that the model was trained for", n_ctx, trained)
         n_ctx = trained if model.encoder_only and not llama.scales_positions else n_ctx
-    shortage = outputs_too_large(n_vocab=model.vocab.num_tokens, n_ubatch=llama.n_ubatch, free_bytes=free_bytes())
+    shortage = outputs_too_large(n_vocab=model.vocab.num_tokens, n_ubatch=llama.n_ubatch, free_bytes=main_memory_free())
     if shortage:
         raise ModelTooLarge(shortage)
     kv_tokens = 0
@@ -176,7 +183,7 @@ def make_pooled_context(model: Model, spec: ModelSpec, pooling: Pooling, *, work
             n_ctx=n_ctx,
             kv_tokens=spec.kv_tokens,
             bytes_per_token=shape.bytes_per_token(llama.cache_type_k, llama.cache_type_v) if shape else 0.0,
-            free_bytes=free_for_cache(llama),
+            free_bytes=free_bytes,
             workers=workers,
         )
         n_ctx, kv_tokens = plan.n_ctx, plan.kv_tokens

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog import ModelNames
+from gateway.catalog.names import ModelNames
 from workers.models.catalog import Catalog, CatalogError, convert
 from workers.residency.policy import Residency
 

@@ -74,9 +74,12 @@ class Model(NativeOwner):
         )
 
     @classmethod
-    def load(cls, path: Path, settings: LlamaSettings) -> Model:
+    def load(cls, path: Path, settings: LlamaSettings, *, allocate: bool = True) -> Model:
         """Load the weights; takes as long as reading the file, and a second more where metadata or tensors are
-        overridden. Raises ModelError, ModelTooLarge."""
+        overridden. Raises ModelError, ModelTooLarge.
+
+        `allocate`: False loads the vocabulary only, and takes no memory for weights and KV cells, so that nothing can
+        be computed; settings must not map the file then."""
         loaded_at = time.time()
         header = read_header(path)
         log = native_log()
@@ -86,6 +89,7 @@ class Model(NativeOwner):
         if settings.override_kv or settings.override_tensor:
             settings = replace(settings, override_kv=tried(header, settings))
             params = ModelParams(settings)
+        params.native.no_alloc = not allocate
         log.clear()
         pointer = c.llama_model_load_from_file(os.fsencode(path), params.native)
         if not pointer:

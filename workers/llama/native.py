@@ -24,6 +24,7 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -38,7 +39,7 @@ from llama_cpp import llama_cpp as c
 
 log = logging.getLogger("paddock.llama")
 
-_WARN, _ERROR, _CONTINUED = 3, 4, 5  # ggml_log_level in ggml.h; the bindings' own comment is out of date
+_DEBUG, _WARN, _ERROR, _CONTINUED = 1, 3, 4, 5  # ggml_log_level in ggml.h; the bindings' own comment is out of date
 _EXPECTED = (
     # With one cache for all slots llama.cpp compares the sum of their cells with the model's training context.
     "possible training context overflow",
@@ -140,13 +141,19 @@ class NativeLog:
             errors = [line for level, line in self._lines if level == _ERROR and line.strip()]
         return "; ".join(dict.fromkeys(errors[-3:]))
 
+    def found(self, pattern: re.Pattern[str]) -> list[str]:
+        """Return what the first group of `pattern` has matched in the kept lines, the oldest first."""
+        with self._lock:
+            return [match[1] for _, line in self._lines if (match := pattern.search(line))]
+
     def _take(self, level: int, text: bytes, _user_data: object) -> None:
         with self._lock:
             if level != _CONTINUED:
                 self._level = level
             self._partial += text.decode("utf-8", "replace")
             *lines, self._partial = self._partial.split("\n")
-            self._lines.extend((self._level, line) for line in lines)
+            if self._level != _DEBUG:  # there are thousands of them for a context
+                self._lines.extend((self._level, line) for line in lines)
         for line in lines:
             if self._level in (_WARN, _ERROR) and line.strip() and not any(text in line for text in _EXPECTED):
                 log.warning("llama.cpp: %s", line.strip())

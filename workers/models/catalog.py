@@ -15,6 +15,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from workers.models.alias_parameters import DROPPABLE, AliasParameters
 from workers.models.cores import cores_of, shares_of
 from workers.models.default_sampling import DefaultSampling
 from workers.models.overrides import TensorOverride
@@ -37,7 +38,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class AliasChain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A name for several models: some share its conversations, others stand in where these have no place in time."""
+    """A name for several models: some share its conversations, others stand in where these have no place in time. It
+    can have parameters of its own, also if it leads to one model only."""
 
     targets: Annotated[
         tuple[Name | Target, ...],
@@ -47,6 +49,22 @@ class AliasChain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         tuple[Name, ...],
         Meta(max_length=16, description="models and aliases that are tried in turn where no target has a place"),
     ] = ()
+    defaults: Annotated[AliasParameters, Meta(description="parameters of calls for the name that do not say")] = (
+        AliasParameters()
+    )
+    set: Annotated[AliasParameters, Meta(description="parameters of all calls for the name, whatever they say")] = (
+        AliasParameters()
+    )
+    strip: Annotated[
+        tuple[str, ...],
+        Meta(max_length=64, description="parameters that are dropped from calls for the name, under all their names"),
+    ] = ()
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether calls for the name have other parameters than their callers send."""
+        nothing = AliasParameters()
+        return bool(self.strip) or self.defaults != nothing or self.set != nothing
 
     def shares(self) -> tuple[Target, ...]:
         """Return the targets, each with its weight."""
@@ -99,7 +117,7 @@ FIELDS = sorted(
     field.name
     for struct in (
         *(Catalog, Defaults, ModelSpec, LlamaSettings, TensorOverride, ControlVectorSpec, DefaultSampling),
-        *(SpeculationSettings, DraftSpec, AliasChain, Target, Residency, Group),
+        *(SpeculationSettings, DraftSpec, AliasChain, Target, AliasParameters, Residency, Group),
     )
     for field in msgspec.structs.fields(struct)
 )
@@ -144,6 +162,7 @@ def check(catalog: Catalog, origin: str) -> Catalog:
             _check_model(where, entry, names)
         else:
             _check_chain(where, alias, entry, names, catalog.aliases)
+            _check_parameters(where, entry)
     policies = {model.name: model.policy for model in catalog.models}
     for place, fault in shared_faults(policies, catalog.groups, catalog.models_max):
         raise CatalogError(f"{origin}: {place}: {fault}")
@@ -198,6 +217,23 @@ def _check_chain(where: str, alias: str, chain: AliasChain, names: Set[str], ali
             )
 
 
+def _check_parameters(where: str, chain: AliasChain) -> None:
+    for name in chain.strip:
+        if name not in DROPPABLE:
+            close = difflib.get_close_matches(name, DROPPABLE, n=1)
+            remedy = f"did you mean `{close[0]}`?" if close else f"use some of: {_listed(DROPPABLE)}"
+            raise CatalogError(f"{where}.strip: {name!r} is no parameter that can be dropped; {remedy}")
+    if twice := _first_twice(chain.strip):
+        raise CatalogError(f"{where}.strip: {twice!r} is named twice; remove one of the two")
+    fixed = chain.set.values()
+    # Variables of chat templates stand each for itself, so both may have some.
+    both = sorted(fixed.keys() & chain.defaults.values().keys() - {"chat_template_kwargs"})
+    if both:
+        raise CatalogError(
+            f"{where}.defaults: {both[0]!r} has a value in `set` too, which counts in any case; remove one of the two"
+        )
+
+
 def _way_back(name: str, alias: str, aliases: Mapping[str, Entry], seen: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the chain of fallbacks from `name` to `alias`, both included; empty: no chain leads to `alias`."""
     if name == alias:
@@ -220,9 +256,16 @@ def _listed(names: Iterable[str]) -> str:
 def load(path: Path) -> Catalog:
     """Return the checked catalog of a YAML or JSON file. Raises CatalogError."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = path.read_bytes()
     except OSError as error:
         raise CatalogError(f"{path}: {error.strerror}; --catalog must name a readable file") from None
+    return parse(raw, path)
+
+
+def parse(raw: bytes, path: Path) -> Catalog:
+    """Return the checked catalog in the contents of the file `path`. Raises CatalogError."""
+    try:
+        document = yaml.safe_load(raw.decode())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise CatalogError(f"{path}: not valid YAML or JSON: {' '.join(str(error).split())}") from None
     try:

@@ -376,7 +376,8 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A LoRA adapter that a model's workers know from their start on; calls name it."""
 
     name: Name
-    path: Annotated[str, Meta(min_length=1, description="GGUF file, relative to the catalog file")]
+    path: Annotated[str, Meta(min_length=1, description="GGUF file, relative to the catalog file")] | None = None
+    hf: Annotated[str, Meta(pattern=HF_PATTERN, description=HF_TEXT)] | None = None
     pinned: Annotated[bool, Meta(description="in memory from the start, and stays, however many others are loaded")] = (
         False
     )
@@ -389,6 +390,12 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "otherwise; 0: on those that name it only",
         ),
     ] = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.hf is None):
+            raise ValueError(
+                "`adapters`: give exactly one source: `path` (a GGUF file) or `hf` (REPO[:QUANT][@REVISION])"
+            )
 
 
 class ChatDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

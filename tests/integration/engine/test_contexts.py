@@ -44,15 +44,15 @@ def test_a_draft_model_has_the_same_sequences_and_cells(demo: Model, tmp_path: P
         assert nothing is None
 
 
-def test_its_cells_count(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_cells_count(demo: Model) -> None:
     """A token of the demo model takes 3.75 KiB, in each of the two contexts."""
-    monkeypatch.setattr("workers.contexts.free_for_cache", lambda _: 5 << 20)
-    (context, _), _ = make_contexts(demo, spec(None), None, workers=1)
+    free = 5 << 20
+    (context, _), _ = make_contexts(demo, spec(None), None, free_bytes=free, workers=1)
     context.close()
     with pytest.raises(ModelTooLarge, match=r"1,024 KV cells take 7 MiB"):
-        make_contexts(demo, spec(Path()), demo, workers=1)
-    alone, _ = make_contexts(demo, spec(None, kv_tokens=0), None, workers=1)
-    both, _ = make_contexts(demo, spec(Path(), kv_tokens=0), demo, workers=1)
+        make_contexts(demo, spec(Path()), demo, free_bytes=free, workers=1)
+    alone, _ = make_contexts(demo, spec(None, kv_tokens=0), None, free_bytes=free, workers=1)
+    both, _ = make_contexts(demo, spec(Path(), kv_tokens=0), demo, free_bytes=free, workers=1)
     assert both[1] is not None
     assert both[0].kv_tokens == both[1].kv_tokens < alone[0].kv_tokens
     for one in (*alone, *both):

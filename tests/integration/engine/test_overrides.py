@@ -20,12 +20,12 @@ from tests.support.small_models import HEAD, N_CTX, WORDS, write_small_model
 from workers.constraint import forks
 from workers.constraint.forks import Forks
 from workers.engine.disk.fingerprint import context_facts
+from workers.footprint.kv_plan import kv_shape
 from workers.llama.gguf import read_header
 from workers.llama.model import Model, ModelError
 from workers.llama.pooling import Pooling, pooling_of
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.llama.trial import tried
-from workers.models.memory_plan import kv_shape
 from workers.models.overrides import TensorOverride
 from workers.models.spec import LlamaSettings, ModelSpec
 from workers.pooled_worker import make_pooled_context
@@ -117,7 +117,10 @@ def test_an_encoder_reads_further_if_its_positions_are_scaled(tmp_path: Path) ->
     for more, longest in (({}, 256), ({"rope_scaling": "yarn", "rope_freq_scale": 0.5}, 512)):
         llama = one_thread(override_kv={"llama.context_length": 256}, **more)
         spec = ModelSpec(name="m", path=f"{path}", ctx=512, slots=2, llama=llama)
-        with Model.load(path, llama) as model, make_pooled_context(model, spec, Pooling.MEAN, workers=1) as context:
+        with (
+            Model.load(path, llama) as model,
+            make_pooled_context(model, spec, Pooling.MEAN, free_bytes=None, workers=1) as context,
+        ):
             assert context.longest == longest
             context.warm_up()
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from workers.models.memory_plan import WORKER_SHARE, KvShape, free_bytes, outputs_too_large, plan_kv, share
+from workers.footprint.devices import free_bytes
+from workers.footprint.kv_plan import WORKER_SHARE, KvShape, outputs_too_large, plan_kv, share
 from workers.models.spec import MAX_KV_TOKENS
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from workers.footprint.devices import GPU_DEVICES, free_bytes
 from workers.llama.gguf import GgufHeader
 from workers.models.spec import MAX_KV_TOKENS, LlamaSettings
 
@@ -15,8 +15,6 @@ MACHINE_SHARE = 0.8
 
 WORKER_SHARE = 0.4
 """Maximum share of the free memory for one worker's KV cache: the model and its computations need memory too."""
-
-GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
 BITS = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5}
 BITS["iq4_nl"] = 4.5
@@ -107,33 +105,3 @@ def free_for_cache(llama: LlamaSettings) -> int | None:
     """Return the bytes free for the KV cache; None: a GPU holds it, and only allocating shows what is free there."""
     on_gpu = llama.uses_devices and any(os.path.exists(device) for device in GPU_DEVICES)
     return None if on_gpu else free_bytes()
-
-
-def free_bytes() -> int | None:
-    """Return the bytes that the machine and its control group still let this process allocate; None: unknown."""
-    found = [value for value in (_machine_free(), _group_free()) if value is not None]
-    return min(found) if found else None
-
-
-def _machine_free() -> int | None:
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _group_free() -> int | None:
-    """Return the control group's free bytes, inactive file cache included; None: it has no limit.
-    Source: "Control Group v2" of the Linux kernel's documentation."""
-    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
-    if not limit.isdigit() or not used.isdigit():
-        return None
-    cache = dict(line.split(maxsplit=1) for line in _read("/sys/fs/cgroup/memory.stat").splitlines())
-    return max(0, int(limit) - int(used) + int(cache.get("inactive_file", 0)))
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii")
-    except OSError:
-        return ""

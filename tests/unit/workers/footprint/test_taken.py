@@ -1,0 +1,62 @@
+"""What processes take of main memory, read of real ones."""
+
+from __future__ import annotations
+
+import mmap
+import subprocess
+import sys
+from pathlib import Path
+
+from workers.footprint.taken import anonymous_bytes, num_processes, taken_bytes
+
+MIB = 1 << 20
+HOLDER = """
+import os, sys
+held = bytearray(b"x") * (32 << 20)
+if os.fork() == 0:
+    more = bytearray(b"y") * (8 << 20)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_this_process_takes_what_it_holds() -> None:
+    before = anonymous_bytes()
+    held = bytearray(b"x") * (16 * MIB)
+    assert 12 * MIB < anonymous_bytes() - before < 20 * MIB
+    assert len(held) == 16 * MIB
+
+
+def test_children_count_and_what_they_share_counts_once() -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline(), process.stdout.readline()] == [b"ready\n"] * 2
+        assert num_processes(process.pid) == 2
+        taken = taken_bytes(process.pid)
+        assert taken is not None
+        assert 40 * MIB < taken < 60 * MIB
+        process.kill()
+
+
+def test_only_the_files_that_are_asked_for_count(tmp_path: Path) -> None:
+    (path := tmp_path / "m.gguf").write_bytes(b"x" * (4 * MIB))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        assert sum(data[::4096]) > 0
+        plain, with_file = taken_bytes(_own(), []), taken_bytes(_own(), [path])
+        other = taken_bytes(_own(), [tmp_path / "other.gguf"])
+        assert plain is not None
+        assert with_file is not None
+        assert other is not None
+        assert abs(with_file - plain - 4 * MIB) < MIB
+        assert abs(other - plain) < MIB
+
+
+def test_of_a_process_that_has_ended_nothing_is_told() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert taken_bytes(process.pid) is None
+    assert num_processes(process.pid) == 0
+
+
+def _own() -> int:
+    return int(Path("/proc/self").resolve().name)
