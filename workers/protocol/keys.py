@@ -20,6 +20,9 @@ write only the names marked with `worker`; most others are written by the gatewa
     {pd:limits}:round                 hash    gateway      the round of gateways' reports of what they admitted
     {pd:limits}:used                  zset    gateway      subject that calls counted for -> when, unix ms
     pd:news                           stream  worker       what changes in each worker (`heartbeat.sealed_news`)
+    pd:demand                         hash    gateway      gateway process -> calls for models (`GatewayDemand`)
+    pd:asked                          hash    gateway, supervisor  model that an admin wants loaded -> unix time
+    pd:residency                      hash    supervisor   machine -> its models' states (`MachineModels`)
     pd:gateways                       zset    gateway      id of a gateway process -> unix time of its last beat
     pd:gateway:<id>                   string  gateway      heartbeat of a gateway process: unix time, seconds
     pd:stream:{<id>}                  hash    gateway      a stream that may be resumed: team, request, gateway, end
@@ -122,6 +125,9 @@ NEWS_KEPT = 10_000
 NEWS_INTERVAL_S = 0.2
 """Minimum seconds between two entries of `pd:news` by one worker, and seconds between two readings by a gateway."""
 GATEWAYS = "pd:gateways"
+DEMAND = "pd:demand"
+ASKED = "pd:asked"
+RESIDENCY = "pd:residency"
 
 
 def gateway(gateway_id: str) -> str:
@@ -262,6 +268,10 @@ _NAMES: Mapping[Role, tuple[str, ...]] = {
         # For supervisors: the mark of the models whose workers they keep, and which models an admin has unloaded.
         supervised(_ANY),
         unloaded(_ANY),
+        # For supervisors: which models calls wait for, and what has become of these.
+        DEMAND,
+        ASKED,
+        RESIDENCY,
     ),
 }
 _CHANNELS: Mapping[Role, tuple[str, ...]] = {"gateway": ("pd:*",), "worker": (FLEET_CHANNEL,)}
@@ -281,7 +291,7 @@ _COMMANDS: Mapping[Role, str] = {
         "zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyscore "
         "zscore eval evalsha script|load"
     ),
-    "worker": "del exists type set setrange strlen pexpire hget hset sadd scard xadd publish multi exec discard",
+    "worker": "del exists type set setrange strlen pexpire hdel hget hgetall hset sadd scard xadd publish multi exec discard",
 }
 
 

@@ -1,0 +1,72 @@
+"""Describes, in Redis, which models are wanted and which are loaded, for gateways and supervisors.
+
+Gateways tell which calls wait for which model (`GatewayDemand`), a field of `keys.DEMAND` each; supervisors tell what
+has become of the models that they load on demand (`MachineModels`), a field of `keys.RESIDENCY` each. Both say when
+they were written, as fields of a hash don't expire: what is older than `LIFE_S` counts as gone. Times are unix seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+LIFE_S = 5.0
+"""Seconds after which what a gateway or supervisor has told counts no more."""
+TOLD_EVERY_S = 0.5
+"""Maximum seconds between two writings by a gateway while calls wait, and by a supervisor."""
+LOOK_EVERY_S = 0.1
+"""Seconds between two readings by a supervisor."""
+MAX_MODELS = 4096
+
+ModelStatus = Literal["unloaded", "loading", "loaded", "failed"]
+"""State of a model on one machine, by llama-server's names."""
+
+
+class ModelDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The calls of one gateway for one model."""
+
+    num_waiting: int = 0
+    """Calls that wait for a slot, or for the model to be loaded."""
+    oldest_at: float = 0.0
+    """When the call that has waited longest arrived; 0: none waits."""
+    predicted_wait_s: float = 0.0
+    """Predicted wait of a call that comes now, with the workers that there are."""
+    num_running: int = 0
+    """Calls that hold a slot."""
+    used_at: float = 0.0
+    """When a call last got or left a slot; 0: none has since this gateway started."""
+
+
+class GatewayDemand(msgspec.Struct, frozen=True, kw_only=True):
+    """What one gateway tells: only models with calls, or that were used within the last minute."""
+
+    at: float
+    models: Annotated[dict[str, ModelDemand], Meta(max_length=MAX_MODELS)]
+
+
+class ModelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What has become of a model on one machine."""
+
+    status: ModelStatus
+    progress: float | None = None
+    """Share of the loading that is done, 0 to 1; None: not loading, or not known."""
+    why: str = ""
+    """Why the model is not loaded, or is loading, in a sentence for people."""
+    is_hopeless: bool = False
+    """Whether waiting alone changes nothing: calls that wait for the model had better be refused."""
+    retry_at: float = 0.0
+    """When a model that failed is tried again; 0: it has not failed."""
+
+
+class MachineModels(msgspec.Struct, frozen=True, kw_only=True):
+    """What one machine's supervisor tells of the models that it loads on demand."""
+
+    at: float
+    models: Annotated[dict[str, ModelState], Meta(max_length=MAX_MODELS)]
+
+
+encode = msgspec.json.Encoder().encode
+decode_demand = msgspec.json.Decoder(GatewayDemand).decode
+decode_models = msgspec.json.Decoder(MachineModels).decode
