@@ -45,6 +45,7 @@ from gateway.api.native.handlers import native_handlers
 from gateway.api.native.props import EnabledRoutes
 from gateway.api.native.request_reader import RequestReader
 from gateway.api.openai.dialects import ChatDialect, CompletionDialect, read_chat_prompt
+from gateway.api.openai.model_news import ModelNews
 from gateway.api.openai.models import Models
 from gateway.api.openai.pooled import EmbeddingsDialect, RerankDialect
 from gateway.api.openai.transcription import TranscriptionDialect
@@ -72,6 +73,7 @@ from gateway.limits.limiter import RateLimits
 from gateway.limits.sync import LimitSync
 from gateway.registry.desired_models import DesiredModels
 from gateway.registry.fleet import Fleet, FleetSnapshot
+from gateway.registry.model_states import ModelStates
 from gateway.registry.snapshot import FirstWorkers
 from gateway.relay.relay import Relay, WorkerQueries
 from gateway.resume.recordings import Recordings
@@ -114,6 +116,7 @@ class App:
     pipeline: Pipeline
     catalog: LiveCatalog
     fleet: Fleet
+    states: ModelStates
     admission: Admission
     relay: Relay
     recordings: Recordings
@@ -143,6 +146,7 @@ class App:
                 self.catalog,
                 self.relay,
                 self.fleet,
+                self.states,
                 self.admission,
                 self.key_store,
                 self.recordings,
@@ -221,6 +225,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         pipeline=core.pipeline,
         catalog=core.catalog,
         fleet=core.fleet,
+        states=core.states,
         admission=core.admission,
         relay=core.relay,
         recordings=core.recordings,
@@ -252,6 +257,7 @@ class _Core:
     desired_adapters: DesiredAdapters
     memory: MemoryBudget
     fleet: Fleet
+    states: ModelStates
     relay: Relay
     queries: WorkerQueries
     admission: Admission
@@ -286,18 +292,16 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     first = FirstWorkers(catalog.names.meant, settings.ready_wait_s)
     catalog.listen(lambda names: first.only(names.meant))
     fleet.listen(first.follow)
-    of_line = {"max_queue": settings.max_queue, "max_queue_per_team": settings.max_queue_per_team}
-    took = metrics.script_took
-    store = Store(redis, took=took)
-    admission = Admission(store, fleet, gateway_id, **of_line, lost=metrics.lost_leases, unreadable=unreadable)
-    fleet.keep_unless(admission.takes_writes)
+    states = ModelStates(redis, unreadable, lambda: catalog.names.meant)
+    admission = _admission(settings, redis, gateway_id, fleet, states, metrics, unreadable)
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
     limits, adapters = _limits(settings), CallAdapters(fleet, desired_adapters)
     dispatcher = Dispatcher(fleet, admission, relay, metrics, limits, adapters)
+    admission.report_also(dispatcher.workers.waiting_for_worker)
     prices = Prices(keys.directory)
     usage = _usage(settings, redis, metrics, prices)
     resolver = CallResolver(catalog, fleet, metrics, limits, usage.begin)
-    limit_store = LimitStore(redis, process, took=took)
+    limit_store = LimitStore(redis, process, took=metrics.script_took)
     rate_limits = RateLimits(limit_store, keys.directory, prices, fleet.pool, metrics.limited)
     pipeline = Pipeline(dispatcher, adapters, limits, prompts, rate_limits)
     leaving = partial(_is_leaving, in_flight, resolver)
@@ -311,6 +315,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         desired_adapters=desired_adapters,
         memory=memory,
         fleet=fleet,
+        states=states,
         relay=relay,
         queries=WorkerQueries(fleet, relay),
         admission=admission,
@@ -352,6 +357,29 @@ def _fleet(
     )
 
 
+def _admission(
+    settings: GatewaySettings,
+    redis: redis.asyncio.Redis,
+    gateway_id: str,
+    fleet: Fleet,
+    states: ModelStates,
+    metrics: Metrics,
+    unreadable: Unreadable,
+) -> Admission:
+    admission = Admission(
+        Store(redis, took=metrics.script_took),
+        fleet,
+        gateway_id,
+        max_queue=settings.max_queue,
+        max_queue_per_team=settings.max_queue_per_team,
+        lost=metrics.lost_leases,
+        unreadable=unreadable,
+        states=states,
+    )
+    fleet.keep_unless(admission.takes_writes)
+    return admission
+
+
 def _people(settings: GatewaySettings, core: _Core) -> Tokens | None:
     """Return what authenticates tokens of identity providers; None: there are none. Raises SignOnInvalid."""
     sign_on = read_sign_on(settings.oidc)
@@ -383,7 +411,7 @@ def _handlers(
     loader = MediaLoader(fleet, Fetcher(_fetch_bounds(settings)), max_media_bytes, settings.max_body_bytes)
     calls = CallHandlers(resolver, pipeline, intake, pings, resumable, core.queries, loader)
     reader, desired_models, chat = RequestReader(resolver, intake), DesiredModels(redis), ChatDialect()
-    listing = Models(catalog, fleet, desired_models)
+    listing, states = Models(catalog, fleet, desired_models, core.states), core.states
     models = partial(answer_models, listing.show, ModelInfos(catalog, fleet).show)
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     of_sockets = (core.sockets, Memories(settings.socket_bytes_per_team), bounds)
@@ -409,6 +437,7 @@ def _handlers(
         "models": models,
         "model": models,
         "native_models": listing.show_merged,
+        "model_news": ModelNews(listing, states, core.is_leaving, settings.ping_interval_s).answer,
         **unserved_handlers(),
         "health": health,
         "version": version,
@@ -416,10 +445,14 @@ def _handlers(
         "drain": DrainRoute(core.in_flight, resolver, pipeline, core.sockets).answer,
         "catalog": routes_of_catalog.show,
         "reload_catalog": routes_of_catalog.reload,
-        "explain": ExplainRoute(reader, pipeline.adapters, circuits, fleet, core.admission, queues, chat).answer,
+        "explain": ExplainRoute(
+            reader, pipeline.adapters, circuits, fleet, core.admission, states, queues, chat
+        ).answer,
         "metrics": MetricsPage(core.metrics.registry, core.gauges.update, shared_ports, targets).answer,
         "targets": Targets(fleet, targets).answer,
-        **native_handlers(calls, reader, fleet, core.desired_adapters, desired_models, chat, enabled, storage_of),
+        **native_handlers(
+            calls, reader, fleet, core.desired_adapters, desired_models, states, chat, enabled, storage_of
+        ),
         **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),
     }
 

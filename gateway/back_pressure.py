@@ -16,6 +16,7 @@ from gateway.errors import (
     ClientTooSlow,
     HeldTooMuch,
     MemoryFull,
+    ModelNotLoaded,
     NoWorker,
     PaddockError,
     ProviderUnavailable,
@@ -36,6 +37,10 @@ from gateway.errors import (
 LEAST_RETRY_AFTER_S, MOST_RETRY_AFTER_S = 1.0, 60.0
 FIRST_WORKER_RETRY_AFTER_S = 10.0
 """Seconds after which to retry a call whose model has no worker: the first worker takes seconds to minutes to start."""
+NOT_LOADED_RETRY_AFTER_S, MOST_LOAD_RETRY_AFTER_S = 30.0, 3600.0
+"""Seconds after which to retry a call whose model can't be loaded: where its supervisor does not say when it is tried
+again, and the maximum where it does."""
+MAX_REASON_CHARS = 400
 STREAM_RETRY_AFTER_S = 5.0
 SOCKET_RETRY_AFTER_S = 10.0
 
@@ -106,6 +111,20 @@ def no_worker_in_time(model: str, waited_s: float) -> QueueTimeout:
     return QueueTimeout(
         f"no worker of model {model!r} came in {waited_s:.1f} s (start_timeout_s); start one, or try again later",
         retry_after_s=FIRST_WORKER_RETRY_AFTER_S,
+    )
+
+
+def model_not_loaded(model: str, why: str, wait_s: float) -> ModelNotLoaded:
+    """Return the error for a call that waits for a model which no machine can load now. `why`: the reason, in a
+    sentence; `wait_s`: seconds until it is tried again; 0: it is not tried by itself."""
+    reason = why[:MAX_REASON_CHARS].strip().rstrip(".") or "no machine says why"
+    if wait_s > 0:
+        wait_s = min(MOST_LOAD_RETRY_AFTER_S, max(LEAST_RETRY_AFTER_S, math.ceil(wait_s)))
+        remedy = f"It is tried again in {wait_s:.0f} s; send the request again then, or have an operator look at it."
+    else:
+        remedy = "Waiting alone does not change that: an operator can (GET /admin/explain). Try again later."
+    return ModelNotLoaded(
+        f"Model {model!r} can't be loaded now: {reason}. {remedy}", retry_after_s=wait_s or NOT_LOADED_RETRY_AFTER_S
     )
 
 
@@ -240,6 +259,24 @@ def too_many_readers_of_team(limit: int) -> TooManyRequests:
         f"{limit} connections of this key's team read streams at this gateway that others of the team's read as well, "
         "and no more may at a time. Close one of them, or read it again when one has ended.",
         retry_after_s=STREAM_RETRY_AFTER_S,
+    )
+
+
+def too_many_listeners_of_key(limit: int) -> TooManyRequests:
+    """Return the error for a key that has `limit` connections open which listen to news of models."""
+    return TooManyRequests(
+        f"This key has {limit} connections open here that listen to news of models, and no more may. Close one of "
+        "them, or ask `GET /models`.",
+        retry_after_s=STREAM_RETRY_AFTER_S,
+    )
+
+
+def too_many_listeners(limit: int) -> TooManyConnections:
+    """Return the error for a listener to news of models beyond the `limit` of all keys together."""
+    return TooManyConnections(
+        f"{limit} connections listen to news of models at this gateway, and no more may. Ask `GET /models`, or try "
+        "again later.",
+        retry_after_s=SOCKET_RETRY_AFTER_S,
     )
 
 

@@ -44,6 +44,7 @@ PaddockError                     status  type
 │   ├── ProviderUnavailable      503       code provider_unavailable
 │   ├── RequestTimeout           503       code request_timeout
 │   ├── NoWorker                 503       code no_worker
+│   ├── ModelNotLoaded           503       code model_not_loaded
 │   ├── Unsuited                 503       code unsuited
 │   ├── SlotsBusy                503       code busy
 │   ├── StorageFull              503       code storage_full
@@ -341,6 +342,12 @@ class NoWorker(Unavailable):
     """The model has no worker. That is no fault in itself, but this request does not wait for a worker to start."""
 
     code = "no_worker"
+
+
+class ModelNotLoaded(Unavailable):
+    """The model is loaded on demand, and no machine can load it now."""
+
+    code = "model_not_loaded"
 
 
 class Unsuited(Unavailable):

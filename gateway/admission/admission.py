@@ -12,19 +12,21 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 from gateway.admission.degraded import DegradedPlacement, GatewayRing
+from gateway.admission.demand import DemandReport
 from gateway.admission.local_queue import LocalQueue, Waiter, WaitLimits
 from gateway.admission.maintenance import Maintenance
 from gateway.admission.ranker import Ranker
-from gateway.back_pressure import no_slot_in_time, no_worker_in_time, queue_full, stopping
+from gateway.back_pressure import model_not_loaded, no_slot_in_time, no_worker_in_time, queue_full, stopping
 from gateway.call import Call
 from gateway.errors import QueueFull, QueueTimeout, StoreUnavailable
 from gateway.registry.fleet import Fleet
+from gateway.registry.model_states import ModelStates, Refusal
 from gateway.routing.explain import Explanation
 from gateway.routing.placement import ANYWHERE, PlacementRequest, Ranking, priority_class
 from gateway.store.client import UNFENCED, Filed, Lease, Order, QueueLimitReached, Store
@@ -91,11 +93,13 @@ class Admission:
         known_after_s: float = KNOWN_AFTER_S,
         lost: Callable[[str, str, int], None] = _ignore_lost_leases,
         unreadable: Unreadable | None = None,
+        states: ModelStates | None = None,
     ) -> None:
         """`max_queue`: maximum number of calls that wait for one model; `max_queue_per_team`: the same for the calls of
         one team (None: `max_queue`). More calls are refused with QueueFull. `known_after_s`: seconds that this gateway
         must be on the list of gateways before it places calls without Redis. `lost` is called for leases that ended
-        before their calls did, with the model, the cause (`metrics.LEASE_ENDS`) and the number of leases."""
+        before their calls did, with the model, the cause (`metrics.LEASE_ENDS`) and the number of leases. `states`: the
+        states of the models that are loaded on demand, read by its own `run`."""
         self._store = store
         self._fleet = fleet
         self._gateway = gateway_id
@@ -107,6 +111,11 @@ class Admission:
         self._degraded = DegradedPlacement(
             self._queue, fleet, self._ring, max_queue=max_queue, max_team_queue=self._max_team_queue
         )
+        self._states = ModelStates(store.redis) if states is None else states
+        self._demand = DemandReport(
+            store.redis, gateway_id, self._queue, self.predicted_wait_s, self._states.is_on_demand
+        )
+        self._states.listen(self._on_states_read, self._waits_for_worker)
         self._closed = False
         fleet.listen(lambda _: self._on_fleet_change())
         self._maintenance = Maintenance(
@@ -130,12 +139,49 @@ class Admission:
             model = waiter.model
             if model not in served:
                 served[model] = bool(self._ranker.num_slots(model))
-            waiter.set_served(now, served=served[model])
+            if waiter.set_served(now, served=served[model]) and not served[model]:
+                self._note_unserved(model)
+
+    def _note_unserved(self, model: str) -> None:
+        """Have supervisors told that a call waits for a model without a worker, and their states read."""
+        self._demand.tell_soon(model)
+        self._states.read_soon()
+
+    def _waits_for_worker(self) -> bool:
+        """Return whether a call waits for a model without a worker."""
+        return any(not waiter.wait_limits.served for waiter in self._queue.waiters.values())
+
+    def _on_states_read(self) -> None:
+        """Refuse the calls for models that no machine can load, and note how far the others' models are loaded."""
+        refusals: dict[str, Refusal | None] = {}
+        for waiter in self._queue.waiters.values():
+            if waiter.wait_limits.served:
+                continue
+            model = waiter.model
+            if model not in refusals:
+                refusals[model] = self._states.refusal(model)
+            refusal = refusals[model]
+            if refusal is not None and waiter.since <= refusal.known_since:
+                waiter.refusal = model_not_loaded(model, refusal.state.why, refusal.retry_in_s(time.time()))
+                waiter.woken.set()
+            if waiter.queue_position is not None:
+                waiter.queue_position.loading = self._states.loading(model)
 
     async def run(self) -> None:
-        """Renew leases, listen for grants, re-read tickets and sweep, until cancelled. Goes on after an outage of
-        Redis."""
-        await self._maintenance.run()
+        """Renew leases, listen for grants, re-read tickets, sweep and tell which models are wanted, until cancelled.
+        Goes on after an outage of Redis."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._maintenance.run())
+            tasks.create_task(self._demand.run())
+
+    def report_also(self, unqueued: Callable[[], Mapping[str, tuple[int, float]]]) -> None:
+        """Have calls that wait before they are queued count as demand. `unqueued` returns model -> (number of these
+        calls, longest wait so far in seconds)."""
+        self._demand.unqueued = unqueued
+
+    def may_load(self, model: str) -> bool:
+        """Return whether a call that waits for a model without a worker may have it loaded."""
+        return self._states.of(model) is not None and self._states.refusal(model) is None
 
     @property
     def can_place_degraded(self) -> bool:
@@ -199,7 +245,8 @@ class Admission:
         `avoid`: workers that have failed this call; they are used only if no other worker is alive. `avoid_now`: called
         while the call waits, returns the current value of `avoid`; None: it does not change. `priority`: the priority
         that the request asks for, from which its priority class in the queue is computed. `queue_position` is kept up
-        to date. Raises QueueFull, QueueTimeout, StoreUnavailable, Stopping. Cancelling gives back the ticket or lease.
+        to date. Raises QueueFull, QueueTimeout, ModelNotLoaded, StoreUnavailable, Stopping. Cancelling gives back the
+        ticket or lease.
         """
         waiter = self._waiter(call, avoid, request, priority)
         waiter.avoid_now = avoid_now
@@ -254,6 +301,8 @@ class Admission:
             raise stopping()
         taken = None
         self._queue.add(waiter)
+        if not waiter.wait_limits.served:
+            self._note_unserved(waiter.model)
         try:
             async with asyncio.timeout(max(0.0, waiter.deadline - time.monotonic())) as waiter.timer:
                 while taken is None:
@@ -341,6 +390,8 @@ class Admission:
             waiter.woken.clear()
             if self._closed:
                 raise stopping()
+            if waiter.refusal is not None and waiter.local is None:
+                raise waiter.refusal
             if waiter.local is not None or self._degraded.is_degraded(waiter.model):
                 continue
             if waiter.filed is None:
@@ -373,6 +424,7 @@ class Admission:
         self._closed = True
         for waiter in self._queue.waiters.values():
             waiter.woken.set()
+        await self._demand.give_back()
         await self._maintenance.give_back()
         await self._store.close()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gateway.back_pressure import QueueState
+from gateway.errors import ModelNotLoaded
 from gateway.routing.placement import PlacementRequest, Ranking
 from gateway.store.client import Filed, Lease, Offers, Order
 from gateway.telemetry.answer_log import QueuePosition
@@ -149,6 +150,8 @@ class Waiter:
 
     timer: asyncio.Timeout | None = None
     """The timeout that ends the call's wait."""
+    refusal: ModelNotLoaded | None = None
+    """Why the call had better not wait any longer, since its model has no worker and gets none; None: it may wait."""
 
     @property
     def id(self) -> str:
@@ -160,10 +163,14 @@ class Waiter:
         before."""
         return self.wait_limits.deadline
 
-    def set_served(self, now: float, *, served: bool) -> None:
-        """Note whether the call's model has workers that take calls; if that has changed, move the end of the wait."""
-        if self.wait_limits.set_served(now, served=served) and self.timer is not None and not self.timer.expired():
+    def set_served(self, now: float, *, served: bool) -> bool:
+        """Note whether the call's model has workers that take calls; if that has changed, move the end of the wait.
+        Return whether it has changed."""
+        if not self.wait_limits.set_served(now, served=served):
+            return False
+        if self.timer is not None and not self.timer.expired():
             self.timer.reschedule(asyncio.get_running_loop().time() + max(0.0, self.deadline - now))
+        return True
 
 
 class HoldTime:
@@ -191,6 +198,7 @@ class LocalQueue:
         self._placements: defaultdict[str, RecentPlacements] = defaultdict(RecentPlacements)
         self._hold_times: dict[str, HoldTime] = {}
         self._num_queued: Counter[str] = Counter()
+        self._used_at: dict[str, float] = {}
 
     def add(self, waiter: Waiter) -> None:
         self.waiters[waiter.id] = waiter
@@ -230,6 +238,7 @@ class LocalQueue:
         self.held[lease.id] = lease
         self._held_since[lease.id] = now
         self._num_in_flight[lease.at.model] += 1
+        self._used_at[lease.at.model] = now
         self._placements[lease.at.model].note_placed(lease.at.worker, now, prefill_ms)
 
     def set_fence(self, id: str, fence: int) -> None:
@@ -242,6 +251,7 @@ class LocalQueue:
         if self.held.pop(lease.id, None) is None:
             return False
         self._num_in_flight[lease.at.model] -= 1
+        self._used_at[lease.at.model] = now
         self._hold_times.setdefault(lease.at.model, HoldTime()).add(now - self._held_since.pop(lease.id))
         self._placements[lease.at.model].note_given_back(lease.at.worker, now)
         return True
@@ -261,6 +271,17 @@ class LocalQueue:
 
     def num_in_flight(self, model: str) -> int:
         return self._num_in_flight[model]
+
+    def used_at(self, model: str) -> float | None:
+        """Return the time.monotonic() when a call last got or left a slot of the model; None: none has."""
+        return self._used_at.get(model)
+
+    def used_since(self, since: float) -> set[str]:
+        """Return the models with calls that wait or hold slots, or that got or left one after `since`."""
+        counts = (*self._num_waiting.items(), *self._num_in_flight.items())
+        return {model for model, number in counts if number > 0} | {
+            model for model, at in self._used_at.items() if at > since
+        }
 
     def num_queued(self, model: str) -> int:
         """Return how many calls of all gateways wait for the model, as last read from Redis; 0 if no call of this

@@ -152,7 +152,7 @@ DECLARED = (
     RouteRow("POST", "/tools", KEY, "agent_tools", "the same", NATIVE),
     RouteRow("POST", "/models", KEY, "model_files", "not served; says what to do instead", NATIVE),
     RouteRow("DELETE", "/models", KEY, "model_files", "the same", NATIVE),
-    RouteRow("GET", "/models/sse", KEY, "model_news", "not served; says what to do instead", NATIVE),
+    RouteRow("GET", "/models/sse", KEY, "model_news", "events about models that are loaded or unloaded", NATIVE),
     RouteRow("POST", "/v1/messages", KEY, "messages", "an answer in Anthropic's form, streamed or whole", ANTHROPIC),
     RouteRow("POST", "/v1/messages/count_tokens", KEY, "count_tokens", "how many tokens a conversation has", ANTHROPIC),
     RouteRow("GET", "/v1/models", KEY, "models", "the models that the key may use", shape_of=shape_of_models),

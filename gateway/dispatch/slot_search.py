@@ -17,7 +17,15 @@ from gateway.dispatch.call_state import CallState
 from gateway.dispatch.request_size import INLINE_CHARS, chars_of
 from gateway.dispatch.suitable_workers import SuitableWorkers
 from gateway.dispatch.team_turns import TeamTurns
-from gateway.errors import InvalidRequest, NotSupported, PaddockError, PermissionDenied, QueueFull, QueueTimeout
+from gateway.errors import (
+    InvalidRequest,
+    ModelNotLoaded,
+    NotSupported,
+    PaddockError,
+    PermissionDenied,
+    QueueFull,
+    QueueTimeout,
+)
 from gateway.registry.snapshot import FleetView
 from gateway.routing.placement import ANY, PlacementRequest, Ranking, placement_request_of, placement_request_of_pooled
 from gateway.routing.retries import Outlook, Reason, choose_model
@@ -72,6 +80,10 @@ class Admission(Protocol):
 
     def predicted_wait_s(self, model: str) -> float:
         """Return the predicted seconds that a call would wait for a slot of the model if it came now."""
+        ...
+
+    def may_load(self, model: str) -> bool:
+        """Return whether a call that waits for a model without a worker may have it loaded."""
         ...
 
 
@@ -138,7 +150,7 @@ class SlotSearch:
             wait = state.answer_log.begin_wait(state.call.model)
             try:
                 lease = await self._slot_of_model(state, held)
-            except (QueueFull, QueueTimeout) as error:
+            except (QueueFull, QueueTimeout, ModelNotLoaded) as error:
                 wait.end(str(error.code))
                 self.fall_back(state, Reason(str(error.code)), error)
             except NotSupported as error:
@@ -156,7 +168,8 @@ class SlotSearch:
                 return lease
 
     async def _slot_of_model(self, state: CallState, held: AsyncExitStack) -> SlotLease | None:
-        """Return a slot on the call's model; None: try a fallback. Raises QueueFull, QueueTimeout, NotSupported."""
+        """Return a slot on the call's model; None: try a fallback. Raises QueueFull, QueueTimeout, ModelNotLoaded,
+        NotSupported."""
         avoid = await self._workers.avoided(state)
         priority, queue_position = state.request.priority, state.answer_log.queue_position
         avoid_now = partial(self._workers.avoided_now, state)
@@ -195,14 +208,18 @@ class SlotSearch:
                 state.wait_anew()  # it may have waited long for a first worker
 
     def fall_back(self, state: CallState, reason: Reason, error: PaddockError) -> None:
-        """Move the call to a fallback. If none has a suitable worker, raise the call's first error, or else `error`."""
+        """Move the call to a fallback. If none has a suitable worker, and none can be loaded in place of a model that
+        can't, raise the call's first error, or else `error`."""
         state.first_error = state.first_error or error
-        if reason is Reason.QUEUE_TIMEOUT:
+        if reason in (Reason.QUEUE_TIMEOUT, Reason.NOT_LOADED):
             state.wait_anew()
         best = choose_model(self._outlooks(state), state.patience_s)
-        if best is None:
+        model = best.model if best is not None else ""
+        if best is None and reason is Reason.NOT_LOADED:
+            model = next((model for model in state.call.fallbacks if self._admission.may_load(model)), "")
+        if not model:
             raise state.first_error
-        self._move(state, best.model, reason)
+        self._move(state, model, reason)
 
     def _move(self, state: CallState, model: str, reason: Reason) -> None:
         state.move_to(model, reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import redis.asyncio
@@ -9,6 +10,7 @@ import redis.asyncio
 from gateway.errors import StoreUnavailable
 from gateway.store.outage import answered
 from workers.protocol import keys
+from workers.protocol.residency import LIFE_S
 
 
 class DesiredModels:
@@ -58,3 +60,18 @@ class DesiredModels:
             await answered(self._redis.delete(keys.unloaded(model)))
         else:
             await answered(self._redis.set(keys.unloaded(model), 1))
+
+    async def ask_for(self, model: str) -> None:
+        """Have a model that is loaded on demand loaded now, though no call waits for it. Raises StoreUnavailable."""
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.delete(keys.unloaded(model))
+            pipeline.hset(keys.ASKED, model, f"{time.time():.3f}")
+            await answered(pipeline.execute())
+
+    async def send_away(self, model: str) -> None:
+        """Have a model that is loaded on demand unloaded now. The mark stays only until supervisors have seen it
+        (LIFE_S), or until a call waits for the model: that loads it again. Raises StoreUnavailable."""
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.hdel(keys.ASKED, model)
+            pipeline.set(keys.unloaded(model), 1, px=round(LIFE_S * 1000))
+            await answered(pipeline.execute())

@@ -215,6 +215,8 @@ class Reason(StrEnum):
     """The predicted wait is longer than the caller is willing to wait."""
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    NOT_LOADED = "model_not_loaded"
+    """No machine can load the model now."""
     UNSUITED = "unsuited"
     """The model is a fallback and can't do what the call asks for."""
 

@@ -67,7 +67,7 @@ class QueuePosition:
     """A call's position in the queue: admission writes it, and the code that answers the caller reads it."""
 
     __slots__ = (
-        *("_told_at", "_wait_s", "filed", "for_worker", "on_wait", "position", "predicted_s", "wait_filed"),
+        *("_told_at", "_wait_s", "filed", "for_worker", "loading", "on_wait", "position", "predicted_s", "wait_filed"),
         "wait_predicted_s",
     )
 
@@ -78,6 +78,8 @@ class QueuePosition:
         """Latest known position; 0: the call does not wait at the moment."""
         self.for_worker = False
         """Whether the call's model has no worker: the call waits for the first worker, and nobody can say how long."""
+        self.loading = ""
+        """How far the call's model is loaded, such as `loading=43%`; empty: it has a worker, or is not being loaded."""
         self.predicted_s: float | None = None
         """Predicted wait in seconds when the call was queued first; None: it never had to wait, or no prediction was
         possible."""
@@ -110,7 +112,7 @@ class QueuePosition:
 
     def served(self) -> None:
         """Note that the call has a slot, or no longer waits."""
-        self.position = 0
+        self.position, self.loading = 0, ""
 
     @property
     def wait_s(self) -> float:

@@ -134,6 +134,7 @@ class Unread(StrEnum):
     SUBJECTS = "{pd:keys}:subjects"
     NEWS = "pd:news"
     GATEWAYS = "pd:gateways"
+    RESIDENCY = "pd:residency"
     WORKERS = "pd:{model}:workers"
     WORKER = "pd:{model}:worker"
     HEADS = "pd:{model}:worker:heads"
@@ -310,8 +311,8 @@ class Metrics:
         self.fallbacks = retries.counter(
             "paddock_fallbacks_total",
             "calls that went from `model` on to another one of their chain: `no_worker` that would do, `wait` (longer "
-            "than the caller waits, as predicted), `queue_full`, `queue_timeout`, `unsuited` (a model that stood in "
-            "could not take it)",
+            "than the caller waits, as predicted), `queue_full`, `queue_timeout`, `model_not_loaded`, `unsuited` (a "
+            "model that stood in could not take it)",
             ("model", "fallback", "reason"),
         )
         self.unknown_models = retries.counter(

@@ -66,6 +66,7 @@ FAILED_BY = {
     "no_worker": Who.POLICY,
     "unsuited": Who.POLICY,
     "storage_full": Who.POLICY,
+    "model_not_loaded": Who.WORKER,
     "unavailable": Who.WORKER,
     "draining": Who.WORKER,
     "worker_lost": Who.WORKER,

@@ -148,3 +148,6 @@ class PlainAdmission:
 
     def predicted_wait_s(self, model: str) -> float:
         return 0.0
+
+    def may_load(self, model: str) -> bool:
+        return False

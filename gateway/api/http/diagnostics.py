@@ -195,5 +195,6 @@ def ping(request_log: RequestLog) -> bytes:
     if not queue_position.position:
         return PING
     if queue_position.for_worker:
-        return b": waiting position=%d for=worker\n\n" % queue_position.position
+        loading = f" {queue_position.loading}".rstrip().encode()
+        return b": waiting position=%d for=worker%b\n\n" % (queue_position.position, loading)
     return b": waiting position=%d wait_s=%.1f\n\n" % (queue_position.position, queue_position.wait_s)

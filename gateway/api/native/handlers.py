@@ -17,6 +17,7 @@ from gateway.api.native.request_reader import RequestReader
 from gateway.api.native.slots import LiveFleetInfo, SlotRoutes, refuse_slots
 from gateway.api.native.texts import ChatReader, TextRoutes
 from gateway.registry.desired_models import DesiredModels
+from gateway.registry.model_states import ModelStates
 from gateway.registry.snapshot import FleetView
 
 
@@ -26,6 +27,7 @@ def native_handlers(
     fleet: FleetView,
     desired_adapters: DesiredAdapters,
     desired_models: DesiredModels,
+    states: ModelStates,
     chat: ChatReader,
     enabled: EnabledRoutes,
     limits_of: Callable[[str], TeamLimits],
@@ -34,7 +36,7 @@ def native_handlers(
     `limits_of` returns the limits of what a team stores."""
     queries, call_adapters = calls.queries, calls.pipeline.adapters
     info = LiveFleetInfo(queries, call_adapters)
-    models = ModelRoutes(reader, queries, desired_models, enabled)
+    models = ModelRoutes(reader, queries, desired_models, states, enabled)
     slots = SlotRoutes(reader, queries, call_adapters, limits_of)
     texts = TextRoutes(reader, queries, chat, calls.media)
     adapters = AdapterRoutes(reader, fleet, queries, desired_adapters, AdapterRegistrar(queries, desired_adapters))

@@ -19,6 +19,7 @@ from gateway.api.shapes import default_settings
 from gateway.call import Principal
 from gateway.errors import InvalidRequest, NotSupported
 from gateway.registry.desired_models import DesiredModels
+from gateway.registry.model_states import ModelStates
 from gateway.relay.relay import WorkerQueries
 from workers.protocol.queries import PROPS_PATH, Props, decode_props
 
@@ -38,11 +39,17 @@ class ModelRoutes:
     """Handles `/props`, `/models/load` and `/models/unload`."""
 
     def __init__(
-        self, reader: RequestReader, queries: WorkerQueries, desired: DesiredModels, enabled: EnabledRoutes
+        self,
+        reader: RequestReader,
+        queries: WorkerQueries,
+        desired: DesiredModels,
+        states: ModelStates,
+        enabled: EnabledRoutes,
     ) -> None:
         self._reader = reader
         self._queries = queries
         self._desired = desired
+        self._states = states
         self._enabled = enabled
 
     async def show_props(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,14 +87,17 @@ class ModelRoutes:
         if runs == load and await self._desired.is_unloaded(call.model) != load:
             state = "loaded already" if runs else "not loaded"
             raise InvalidRequest(f"The model `{call.alias}` is {state}.", param="model")
-        if not await self._desired.is_supervised(call.model):
+        if self._states.is_on_demand(call.model):
+            await (self._desired.ask_for if load else self._desired.send_away)(call.model)
+        elif await self._desired.is_supervised(call.model):
+            await self._desired.want(call.model, load)
+        else:
             verb = "start" if load else "stop"
             raise NotSupported(
                 f"No supervisor keeps workers of `{call.alias}`, so the gateway can't {verb} them. Run them under "
                 f"`paddock up` or `paddock supervisor`, or {verb} them yourself.",
                 param="model",
             )
-        await self._desired.want(call.model, load)
         await send_json(send, {"success": True}, request_log_of(scope))
 
 

@@ -1,4 +1,7 @@
-"""Answers `GET /v1/models`, `/v1/models/{id}`, `/models`: OpenAI's model cards, with more fields of llama-server's."""
+"""Answers `GET /v1/models`, `/v1/models/{id}`, `/models`: OpenAI's model cards, with more fields of llama-server's.
+
+Source of `status`: "Using multiple models" in tools/server/README.md of llama.cpp.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,28 @@ from gateway.call import Principal
 from gateway.catalog.live import LiveCatalog
 from gateway.catalog.names import ModelNames
 from gateway.registry.desired_models import DesiredModels
+from gateway.registry.model_states import ModelStates
 from gateway.registry.snapshot import FleetView
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
+from workers.protocol.residency import ModelState
 
 OWNER = "paddock"
 
 OUTPUT: dict[WorkerKind, str] = {"generate": "text", "embed": "embeddings", "rank": "scores"}
 
+STAGE = "text_model"
+"""The only stage of loading whose progress supervisors tell, by llama-server's name for it."""
+LOADED, LOADING, UNLOADED = (ModelState(status=status) for status in ("loaded", "loading", "unloaded"))
+
 
 class Models:
     """Lists the models that a key may use."""
 
-    def __init__(self, catalog: LiveCatalog, fleet: FleetView, desired: DesiredModels) -> None:
+    def __init__(self, catalog: LiveCatalog, fleet: FleetView, desired: DesiredModels, states: ModelStates) -> None:
         self._catalog = catalog
         self._fleet = fleet
         self._desired = desired
+        self._states = states
 
     @property
     def _names(self) -> ModelNames:
@@ -51,6 +61,26 @@ class Models:
         model = self._names.resolve(name, principal, snapshot.models, snapshot.adapters, complete=snapshot.is_read)
         [found] = await self._cards({name: model}, permitted)
         await send_json(send, found, request_log)
+
+    def statuses(self, principal: Principal, coming: frozenset[str]) -> dict[str, dict[str, Any]]:
+        """Return name -> `status` for the entries that `show_merged` lists. `coming`: as `coming` returns them."""
+        named = self._without_aliases(self._permitted(principal))
+        named = {name: self._first(name, model) for name, model in named.items()}
+        return {name: status_object(self._state(model, coming)) for name, model in named.items()}
+
+    async def coming(self) -> frozenset[str]:
+        """Return the models without workers that a supervisor should keep workers for, whether calls come or not."""
+        workers = self._fleet.snapshot.workers
+        models = self._names.models | self._fleet.snapshot.models
+        return await self._desired.coming(sorted(model for model in models if not workers.get(model)))
+
+    def _state(self, model: str, coming: frozenset[str]) -> ModelState:
+        if self._fleet.snapshot.workers.get(model):
+            return LOADED
+        state = self._states.of(model)
+        if state is None:
+            return LOADING if model in coming else UNLOADED
+        return LOADING if state.status == "loaded" else state  # its worker is not known here yet
 
     def _permitted(self, principal: Principal) -> dict[str, str]:
         snapshot = self._fleet.snapshot
@@ -82,7 +112,7 @@ class Models:
         named = {name: self._first(name, model) for name, model in named.items()}
         coming = await self._desired.coming([model for model in set(named.values()) if not workers.get(model)])
         return [
-            self._card(name, model, aliases.get(model, ()), is_coming=model in coming) for name, model in named.items()
+            self._card(name, model, aliases.get(model, ()), self._state(model, coming)) for name, model in named.items()
         ]
 
     def _first(self, name: str, model: str) -> str:
@@ -90,10 +120,10 @@ class Models:
             return model
         return next((each for each in self._names.chain(name, "") if self._fleet.snapshot.workers.get(each)), model)
 
-    def _card(self, name: str, model: str, names: Sequence[str], *, is_coming: bool) -> dict[str, Any]:
+    def _card(self, name: str, model: str, names: Sequence[str], state: ModelState) -> dict[str, Any]:
         """Return the card of a name. `names`: the model's own name and its aliases, as far as the key may use them."""
         snapshot = self._fleet.snapshot
-        document = card(name, model, snapshot.workers.get(model, ()), is_coming=is_coming)
+        document = card(name, model, snapshot.workers.get(model, ()), state)
         # The card's own name is among the aliases, as in llama-server's list.
         document["aliases"] = sorted(names) if self._is_alias(name) else []
         document["tags"] = self._names.tags.get(model, ())
@@ -104,7 +134,23 @@ class Models:
         return document
 
 
-def card(name: str, model: str, beats: tuple[Heartbeat, ...], *, is_coming: bool) -> dict[str, Any]:
+def status_object(state: ModelState) -> dict[str, Any]:
+    """Return a model's state as llama-server's `status`, with why it is not loaded as `reason`. A model that can't be
+    loaded is `unloaded` with `failed` there, so here, too."""
+    has_failed = state.status == "failed"
+    document: dict[str, Any] = {"value": "unloaded" if has_failed else state.status}
+    if state.status == "loading" and state.progress is not None:
+        document["progress"] = {"stages": [STAGE], "current": STAGE, "value": round(state.progress, 3)}
+    if has_failed:
+        document["failed"] = True
+    if state.why and state.status != "loaded":
+        document["reason"] = state.why
+    if state.retry_at and has_failed:
+        document["retry_at"] = int(state.retry_at)
+    return document
+
+
+def card(name: str, model: str, beats: tuple[Heartbeat, ...], state: ModelState) -> dict[str, Any]:
     """Return the card of a name; its `root` is the model behind it. `beats`: heartbeats of the model's workers."""
     first = min(beats, key=lambda beat: beat.started_at, default=None)
     document: dict[str, Any] = {
@@ -117,7 +163,7 @@ def card(name: str, model: str, beats: tuple[Heartbeat, ...], *, is_coming: bool
             "input_modalities": list(first.facts.inputs) if first else ["text"],
             "output_modalities": [OUTPUT[first.kind if first else "generate"]],
         },
-        "status": {"value": "loaded" if first else "loading" if is_coming else "unloaded"},
+        "status": status_object(state),
     }
     if first is not None:
         document["meta"] = asdict(first.facts) | {"n_ctx": first.n_ctx}

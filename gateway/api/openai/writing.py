@@ -367,7 +367,6 @@ REASONS: Mapping[str, str] = {
     "came of it.",
     "model_files": "Paddock fetches and deletes no models for callers. List them in the catalog, with where they "
     "come from.",
-    "model_news": "Paddock sends no news of models. Ask `GET /models` again, which tells the state of each.",
 }
 """Name of a handler -> message for its callers; one for each route that is not served."""
 

@@ -21,12 +21,14 @@ from gateway.api.native.texts import ChatReader
 from gateway.api.request_headers import query_of
 from gateway.call import Call, Principal
 from gateway.errors import StoreUnavailable
+from gateway.registry.model_states import ModelStates, merged
 from gateway.registry.snapshot import FleetView
 from gateway.routing.explain import Explanation, RankedWorker
 from gateway.routing.placement import ANYWHERE, MOST_URGENT, PlacementRequest, placement_request_of
 from gateway.routing.retries import Circuits, CircuitStatus
 from gateway.store.queue_inspector import QueuedBid, QueuedTicket, QueueView
 from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.residency import ModelState
 
 Json = dict[str, Any]
 
@@ -117,6 +119,25 @@ def gateways_object(beats: Mapping[str, float], now: float) -> list[Json]:
     return [{"gateway": id, "seen_s_ago": _seconds(max(0.0, now - at))} for id, at in sorted(beats.items())]
 
 
+def residency_object(machines: Mapping[str, ModelState], now: float) -> Json | None:
+    """Return the state of a model that is loaded on demand, and that on each machine, with why it waits; None: no
+    machine loads it on demand. `now`: Unix time."""
+    if not machines:
+        return None
+    told = _state(merged([*machines.values()]), now)
+    return told | {"machines": {machine: _state(state, now) for machine, state in machines.items()}}
+
+
+def _state(state: ModelState, now: float) -> Json:
+    return {
+        "status": state.status,
+        "progress": state.progress,
+        "why": state.why,
+        "is_hopeless": state.is_hopeless,
+        "retry_in_s": _seconds(max(0.0, state.retry_at - now)) if state.retry_at else None,
+    }
+
+
 def _seconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 2)
 
@@ -126,7 +147,13 @@ MAX_WORKERS = 64
 
 
 class Explainer(Protocol):
+    """The part of admission that the route asks."""
+
     def explain(self, model: str, request: PlacementRequest) -> Explanation: ...
+
+    def waiting(self, model: str) -> int:
+        """Return the number of calls of this process that wait for a slot of the model."""
+        ...
 
 
 class QueueReader(Protocol):
@@ -143,6 +170,7 @@ class ExplainRoute:
         circuits: Circuits,
         fleet: FleetView,
         explainer: Explainer,
+        states: ModelStates,
         queues: QueueReader,
         chat: ChatReader,
     ) -> None:
@@ -151,6 +179,7 @@ class ExplainRoute:
         self._circuits = circuits
         self._fleet = fleet
         self._explainer = explainer
+        self._states = states
         self._queues = queues
         self._chat = chat
 
@@ -165,6 +194,8 @@ class ExplainRoute:
             "model": call.model,
             "alias": call.alias,
             "fallbacks": list(call.fallbacks),
+            "residency": residency_object(self._states.machines(call.model), time.time()),
+            "waiting_here": self._explainer.waiting(call.model),
             "prompt": {"bytes": request.prefix.num_bytes, "heads": len(request.prefix.digests)},
             **workers_object(explanation, MAX_WORKERS),
             "circuits": circuits_object(beats, self._circuits.states(time.monotonic())),

@@ -13,6 +13,7 @@ import redis.asyncio
 
 from gateway.admission.admission import Admission
 from gateway.registry.fleet import Fleet
+from gateway.registry.model_states import ModelStates
 from gateway.store.client import Store, connect
 from tests.integration.store.conftest import client, server
 from tests.support.pool import SECRET
@@ -42,6 +43,7 @@ class Gateway:
     id: str
     admission: Admission
     fleet: Fleet
+    states: ModelStates
     store: Store
     redis: redis.asyncio.Redis
     tasks: tuple[asyncio.Task[None], ...]
@@ -68,6 +70,7 @@ async def _start(url: str, stack: AsyncExitStack, id: str, max_queue: int, lives
         timeout_s=lives.timeout_s,
     )
     fleet = Fleet(connected, SECRET, interval_s=0.1)
+    states = ModelStates(connected)
     lost: list[tuple[str, str, int]] = []
     admission = Admission(
         store,
@@ -79,10 +82,11 @@ async def _start(url: str, stack: AsyncExitStack, id: str, max_queue: int, lives
         sweep_s=lives.sweep_s,
         known_after_s=lives.known_after_s,
         lost=lambda *told: lost.append(told),
+        states=states,
     )
     await fleet.refresh()
-    tasks = (asyncio.create_task(fleet.run()), asyncio.create_task(admission.run()))
-    gateway = Gateway(id, admission, fleet, store, connected, tasks, lost)
+    tasks = tuple(asyncio.create_task(part.run()) for part in (fleet, states, admission))
+    gateway = Gateway(id, admission, fleet, states, store, connected, tasks, lost)
     stack.push_async_callback(admission.close)
     stack.push_async_callback(gateway.kill)
     return gateway

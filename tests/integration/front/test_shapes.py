@@ -60,7 +60,6 @@ async def test_probes_and_the_release_need_no_key(gateway: Process) -> None:
         ("POST /tools", "`tools`"),
         ("POST /models", "catalog"),
         ("DELETE /models", "catalog"),
-        ("GET /models/sse", "`GET /models`"),
     ],
 )
 async def test_what_is_not_served_says_what_to_do_instead(caller: Caller, route: str, remedy: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -9,12 +11,19 @@ import pytest
 import redis.asyncio
 from redis.exceptions import NoPermissionError, RedisError
 
+from gateway.admission.demand import DemandReport
+from gateway.admission.local_queue import LocalQueue
+from gateway.registry.desired_models import DesiredModels
+from gateway.registry.model_states import ModelStates
 from gateway.store import scripts
+from gateway.store.client import Lease
 from gateway.store.streams import Batch, StreamBounds, StreamBytes, StreamInfo, StreamLog, StreamQuota, Write
 from tests.support.redis_server import RedisServer, redis_binaries
 from tests.support.team_limits import unlimited
 from workers.protocol import keys
+from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.keys import ROLES, rules_of
+from workers.protocol.residency import LIFE_S, MachineModels, ModelState, decode_demand, encode
 from workers.redis.link import connect
 
 Client = redis.asyncio.Redis
@@ -124,6 +133,12 @@ async def test_a_worker_keeps_its_records_and_tells_of_them(worker: Client) -> N
         pipe.xadd(keys.NEWS, {"n": "x"}, maxlen=10, approximate=True)
         pipe.set(keys.supervised("m"), 1, px=100)
         pipe.exists(keys.unloaded("m"))
+        pipe.hset(keys.RESIDENCY, "host1", "{}")
+        pipe.hdel(keys.RESIDENCY, "host1")
+        pipe.pexpire(keys.RESIDENCY, 1000)
+        pipe.hgetall(keys.DEMAND)
+        pipe.hgetall(keys.ASKED)
+        pipe.hdel(keys.ASKED, "m")
         assert all(answer is not None for answer in await pipe.execute())
     assert await worker.publish(keys.FLEET_CHANNEL, keys.worker("m", "host/w:1")) == 0
 
@@ -172,6 +187,33 @@ async def test_streams_that_may_be_resumed_need_nothing_that_is_refused(gateway:
     assert (await quota.note("red", [StreamBytes("s1", 9, "ended")])).made_room == ("s1",)
     await log.forget(["s1"])
     assert await log.head("s1") is None
+
+
+async def test_what_gateways_and_supervisors_tell_of_models_needs_nothing_that_is_refused(
+    gateway: Client, worker: Client
+) -> None:
+    states = ModelStates(gateway)
+    told = MachineModels(at=time.time(), models={"m": ModelState(status="failed", why="no memory")})
+    await worker.hset(keys.RESIDENCY, "host1", encode(told))
+    await states.refresh()
+    assert states.machines("m") == told.models
+    queue = LocalQueue()
+    queue.add_lease(Lease("l1", 1, WorkerAddress("m", "w1", "b1", "http://w1:1")), time.monotonic(), 0.0)
+    report = DemandReport(gateway, "g1", queue, lambda model: 0.0, states.is_on_demand)
+    telling = asyncio.create_task(report.run())
+    await asyncio.sleep(0.5)
+    found = await worker.hgetall(keys.DEMAND)
+    assert decode_demand(found[b"g1"]).models["m"].num_running == 1
+    telling.cancel()
+    await asyncio.wait([telling])
+    await report.give_back()
+    assert not await worker.hgetall(keys.DEMAND)
+    models = DesiredModels(gateway)
+    await models.ask_for("m")
+    assert await worker.hdel(keys.ASKED, "m") == 1
+    await models.send_away("m")
+    assert await worker.exists(keys.unloaded("m"))
+    assert 0 < await gateway.pttl(keys.unloaded("m")) <= LIFE_S * 1000
 
 
 async def test_a_worker_may_look_what_lies_under_its_names(worker: Client) -> None:

@@ -124,6 +124,9 @@ class Admission:
     def predicted_wait_s(self, model: str) -> float:
         return 0.0
 
+    def may_load(self, model: str) -> bool:
+        return False
+
     def slot(self, call: Call, avoid: frozenset[str], placement_request: PlacementRequest, *more: object) -> Any:
         self.asks.append(placement_request)
         raise RankedWorker

@@ -23,6 +23,19 @@ def test_a_caller_that_waits_is_told_where_it_stands() -> None:
     assert request_log.line()["queue_position"] == 7
 
 
+def test_a_caller_whose_model_is_loaded_is_told_how_far_it_is() -> None:
+    request_log = RequestLog("r", "POST", "/v1/chat/completions")
+    queue_position = request_log.queue_position
+    queue_position.waits(2, 60.0, for_worker=True)
+    assert ping(request_log) == b": waiting position=2 for=worker\n\n"
+    queue_position.loading = "loading=43%"
+    assert ping(request_log) == b": waiting position=2 for=worker loading=43%\n\n"
+    queue_position.waits(2, 1.0)
+    assert ping(request_log).startswith(b": waiting position=2 wait_s="), "its worker has come"
+    queue_position.served()
+    assert queue_position.loading == ""
+
+
 def test_a_predicted_wait_grows_shorter_and_is_never_negative() -> None:
     queue_position = QueuePosition()
     assert queue_position.wait_s == 0

@@ -1,0 +1,132 @@
+"""Tells supervisors, through Redis, which models this gateway's calls wait for or use (`workers.protocol.residency`).
+
+Supervisors load and unload models by that. It is written every half second while there is anything to tell, and at once
+when a call begins to wait for a model without a worker: the loading begins then. While Redis is away nothing is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import islice
+
+import redis.asyncio
+
+from gateway.admission.local_queue import LocalQueue
+from gateway.errors import StoreUnavailable
+from gateway.store.outage import NO_ANSWER, Outage, checked, raise_if_cancelled
+from workers.process.ticks import wait_tick
+from workers.protocol import keys
+from workers.protocol.residency import LIFE_S, MAX_MODELS, TOLD_EVERY_S, GatewayDemand, ModelDemand, encode
+from workers.redis.link import short_commands_of
+
+USED_S = 60.0
+"""Seconds for which a model is told of after its last call."""
+KEY_TTL_S = 2 * LIFE_S
+"""Lifetime of the hash unless a gateway writes to it: fields do not expire by themselves."""
+
+
+def _nothing() -> Mapping[str, tuple[int, float]]:
+    """Return no calls: the default of `DemandReport.unqueued`."""
+    return {}
+
+
+class DemandReport:
+    """Writes one gateway's field of `keys.DEMAND`."""
+
+    def __init__(
+        self,
+        redis: redis.asyncio.Redis,
+        gateway_id: str,
+        queue: LocalQueue,
+        predicted_wait_s: Callable[[str], float],
+        is_on_demand: Callable[[str], bool],
+    ) -> None:
+        """`predicted_wait_s` returns the predicted wait of a call for this model that comes now; `is_on_demand`,
+        whether calls load a model."""
+        self._commands = short_commands_of(redis)
+        self._gateway = gateway_id
+        self._queue = queue
+        self._predicted_wait_s = predicted_wait_s
+        self._is_on_demand = is_on_demand
+        self.unqueued: Callable[[], Mapping[str, tuple[int, float]]] = _nothing
+        """Returns model -> (number of calls that wait before they are queued, longest wait so far in seconds)."""
+        self._waited_for = frozenset[str]()
+        """Models that Redis has been told, or is being told, that calls wait for."""
+        self._wanted = set[str]()
+        """Models without workers for which calls began to wait since Redis was last told."""
+        self._is_told = False
+        """Whether Redis may have this gateway's field."""
+        self._over = False
+        self._wake = asyncio.Event()
+        self._outage = Outage("supervisors can't be told which models are wanted", "it is tried again and again", "")
+
+    def tell_soon(self, model: str) -> None:
+        """Tell at once that a call waits for a model without a worker, unless that is told already. Never waits."""
+        if model not in self._waited_for and not self._outage.lasts:
+            self._wanted.add(model)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Tell until cancelled."""
+        while True:
+            self._wake.clear()
+            with self._outage.survive():
+                await self._tell()
+            if self._outage.lasts:
+                self._waited_for = frozenset()
+            raise_if_cancelled()
+            await wait_tick(TOLD_EVERY_S, self._wake)
+
+    async def give_back(self) -> None:
+        """Remove this gateway's field, and tell nothing any more. Raises nothing if Redis is away."""
+        self._over = True
+        if self._is_told:
+            with suppress(StoreUnavailable, *NO_ANSWER):
+                await self._remove()
+
+    def models(self) -> dict[str, ModelDemand]:
+        """Return the demand for each model with calls, or that was used within USED_S; most wanted first."""
+        now, clock = time.monotonic(), time.time()
+        unqueued, oldest = self.unqueued(), self._queue.oldest_waits()
+        found: dict[str, ModelDemand] = {}
+        for model in self._queue.used_since(now - USED_S) | unqueued.keys():
+            num_unqueued, unqueued_s = unqueued.get(model, (0, 0.0))
+            num_waiting = self._queue.num_waiting(model) + num_unqueued
+            waited_s = max(now - oldest.get(model, now), unqueued_s)
+            used_at = self._queue.used_at(model)
+            found[model] = ModelDemand(
+                num_waiting=num_waiting,
+                oldest_at=clock - waited_s if num_waiting else 0.0,
+                predicted_wait_s=self._predicted_wait_s(model),
+                num_running=self._queue.num_in_flight(model),
+                used_at=clock - (now - used_at) if used_at is not None else 0.0,
+            )
+        return dict(sorted(found.items(), key=lambda item: -item[1].num_waiting))
+
+    async def _tell(self) -> None:
+        if self._over:
+            return
+        models = dict(islice(self.models().items(), MAX_MODELS))
+        self._waited_for = frozenset(model for model, demand in models.items() if demand.num_waiting)
+        if not models:
+            if self._is_told:
+                await self._remove()
+            return
+        # A call that came after an admin had such a model unloaded loads it again.
+        again = [model for model in self._wanted & self._waited_for if self._is_on_demand(model)]
+        self._wanted.clear()
+        self._is_told = True
+        told = encode(GatewayDemand(at=time.time(), models=models))
+        answers = await self._commands.ask(
+            ("HSET", keys.DEMAND, self._gateway, told),
+            ("PEXPIRE", keys.DEMAND, round(KEY_TTL_S * 1000)),
+            *(("DEL", keys.unloaded(model)) for model in again),
+        )
+        checked(answers)
+
+    async def _remove(self) -> None:
+        checked(await self._commands.ask(("HDEL", keys.DEMAND, self._gateway)))
+        self._is_told = False

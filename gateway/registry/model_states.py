@@ -1,0 +1,235 @@
+"""Reads what supervisors tell of the models that they load on demand, and merges it over all machines.
+
+Each machine's supervisor writes its models' states every half second (`workers.protocol.residency`). What has not been
+written anew for `LIFE_S` counts no more: its supervisor is gone, or has no Redis. That is measured by this gateway's
+clock, since those of machines differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import redis.asyncio
+
+from gateway.store.outage import NO_ANSWER, Outage, Unreadable, raise_if_cancelled
+from gateway.store.packed import OF_ANOTHER_TYPE, Pauses, unpacked_keys, unpacked_texts
+from gateway.store.scripts import load_members_script
+from gateway.telemetry.metrics import Unread
+from workers.process.ticks import wait_tick
+from workers.protocol import keys
+from workers.protocol.residency import (
+    LIFE_S,
+    LOOK_EVERY_S,
+    TOLD_EVERY_S,
+    MachineModels,
+    ModelState,
+    ModelStatus,
+    decode_models,
+)
+from workers.redis.link import long_commands_of
+
+READ_EVERY_S = 1.0
+AWAITED_S = 0.2
+"""Seconds between two readings while calls of this gateway wait for a model to be loaded."""
+SETTLE_S = keys.SUPERVISED_INTERVAL_S + LOOK_EVERY_S + AWAITED_S + 0.1
+"""Seconds from the beginning of a call's wait to a report that knows of the call: its supervisor has to read that the
+call waits, and that the model is not unloaded any more; a report is read up to AWAITED_S after it was written."""
+WORK_REST = 10
+"""Minimum time between two readings, as a multiple of what one takes: at most 10 % of a core is used."""
+
+LONGEST_BYTES = 1 << 20
+"""Maximum bytes of what one machine tells; more is left out."""
+MOST_TEXTS = 2 * 1024
+MOST_BYTES = 8 << 20
+"""Limits of one reading: a worker under an attacker's control can write anything there."""
+
+ORDER: tuple[ModelStatus, ...] = ("loaded", "loading", "failed", "unloaded")
+"""Which of several machines' states is the model's: the first of these that there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why calls for a model had better not wait for it."""
+
+    state: ModelState
+    """What all machines that know the model say, merged."""
+    known_since: float
+    """time.monotonic(): the machines knew of the calls that began to wait before this, and refuse them all the same."""
+
+    def retry_in_s(self, now: float) -> float:
+        """Return the seconds until the model is tried again, at least 1; 0: it is not tried by itself. `now`: Unix
+        time."""
+        return max(1.0, self.state.retry_at - now) if self.state.retry_at else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What one machine told last."""
+
+    told: MachineModels
+    read_at: float
+    """time.monotonic() when this gateway first read it."""
+    is_live: bool
+    """Whether the machine is known to write: by its clock the report was new, or it has replaced an earlier one."""
+
+
+def merged(states: Sequence[ModelState]) -> ModelState:
+    """Return the state of a model from its states on all machines that know it (at least one)."""
+    status = min((state.status for state in states), key=ORDER.index)
+    same = [state for state in states if state.status == status]
+    return ModelState(
+        status=status,
+        progress=max((state.progress for state in same if state.progress is not None), default=None),
+        why=next((state.why for state in same if state.why), ""),
+        is_hopeless=all(state.is_hopeless for state in states),
+        retry_at=min((state.retry_at for state in states if state.retry_at), default=0.0),
+    )
+
+
+def _refuses(state: ModelState) -> bool:
+    return state.status == "failed" or (state.is_hopeless and state.status == "unloaded")
+
+
+class ModelStates:
+    """The states of the models that supervisors load on demand, as last read from Redis."""
+
+    def __init__(
+        self,
+        redis: redis.asyncio.Redis,
+        unreadable: Unreadable | None = None,
+        meant: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
+        """`unreadable` counts what can't be read. `meant` returns the models that should have workers at all times."""
+        self._meant = meant
+        self._commands = long_commands_of(redis)
+        self._unreadable = unreadable or Unreadable()
+        self._script = load_members_script().source
+        self._reports: dict[str, _Report] = {}
+        self._listeners: list[Callable[[], None]] = []
+        self._is_awaited: Callable[[], bool] = lambda: False
+        self._num_watched = 0
+        self._worked_s = 0.0
+        """Seconds of work that the last reading took, as far as it was long enough to rest."""
+        self._cursor = b"0"
+        """HSCAN cursor from which the next reading goes on; "0": from the beginning."""
+        self._wake = asyncio.Event()
+
+    def listen(self, on_read: Callable[[], None], is_awaited: Callable[[], bool]) -> None:
+        """Have `on_read` called after each reading, and read often while `is_awaited` returns True."""
+        self._listeners.append(on_read)
+        self._is_awaited = is_awaited
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Read as often as supervisors write while the block lasts."""
+        self._num_watched += 1
+        try:
+            yield
+        finally:
+            self._num_watched -= 1
+
+    def machines(self, model: str) -> Mapping[str, ModelState]:
+        """Return machine -> the model's state there, for the machines that load it on demand."""
+        now = time.monotonic()
+        return {
+            machine: report.told.models[model]
+            for machine, report in sorted(self._reports.items())
+            if model in report.told.models and _counts(report, now)
+        }
+
+    def of(self, model: str) -> ModelState | None:
+        """Return the model's state over all machines; None: no machine is known to load it on demand."""
+        states = [*self.machines(model).values()]
+        return merged(states) if states else None
+
+    def is_on_demand(self, model: str) -> bool:
+        """Return whether calls load the model: a machine may load it, and it need not have workers at all times."""
+        return model not in self._meant() and bool(self.machines(model))
+
+    def loading(self, model: str) -> str:
+        """Return how far the model is loaded, as a waiting caller is told it: `loading=43%`, `loading` where that is
+        not known, empty where it does not load."""
+        state = self.of(model)
+        if state is None or state.status != "loading":
+            return ""
+        return "loading" if state.progress is None else f"loading={100 * min(1.0, max(0.0, state.progress)):.0f}%"
+
+    def refusal(self, model: str) -> Refusal | None:
+        """Return why calls had better not wait for the model: each machine that knows it has failed to load it, or
+        says that waiting changes nothing. None: they may wait."""
+        states = self.machines(model)
+        if not states or not all(map(_refuses, states.values())):
+            return None
+        read_at = min(self._reports[machine].read_at for machine in states)
+        return Refusal(merged([*states.values()]), read_at - SETTLE_S)
+
+    async def refresh(self) -> None:
+        """Read all machines' reports once. Raises redis.RedisError, OSError."""
+        call = ("EVAL", self._script, 1, keys.RESIDENCY, "hash", LONGEST_BYTES, MOST_TEXTS, MOST_BYTES, self._cursor)
+        (answer,) = await self._commands.ask(call)
+        if isinstance(answer, NO_ANSWER):
+            raise answer
+        now, pauses = time.monotonic(), Pauses()
+        for what, packed in unpacked_keys(answer):
+            if what == OF_ANOTHER_TYPE:
+                self._unreadable.skip(Unread.RESIDENCY, keys.RESIDENCY, packed)
+                continue
+            texts = unpacked_texts(packed)
+            began, self._cursor = self._cursor, next(texts)
+            found = dict[str, _Report]()
+            for machine, value in zip(texts, texts, strict=False):
+                self._read(found, machine, value, now)
+                await pauses.rest()
+            if not began == self._cursor == b"0":
+                self._unreadable.skip(Unread.RESIDENCY, keys.RESIDENCY, "its machines are too many to be read at once")
+                found = {machine: one for machine, one in self._reports.items() if _counts(one, now)} | found
+            self._reports = found
+        self._worked_s = pauses.worked_s
+        for on_read in self._listeners:
+            on_read()
+
+    async def run(self) -> None:
+        """Read until cancelled. While Redis is away, what was read last counts for LIFE_S."""
+        what = "what supervisors tell of models can"
+        outage = Outage(f"{what}'t be read", "it is tried again and again", f"{what} be read again")
+        while True:
+            self._wake.clear()
+            began_at = time.monotonic()
+            with outage.survive():
+                await self.refresh()
+            raise_if_cancelled()
+            await wait_tick(max(self._interval_s(), WORK_REST * self._worked_s), self._wake)
+            # Each call for a model without a worker asks for a reading.
+            await asyncio.sleep(max(0.0, AWAITED_S / 2 - (time.monotonic() - began_at)))
+
+    def read_soon(self) -> None:
+        """Read soon: a call begins to wait for a model that has no worker."""
+        self._wake.set()
+
+    def _interval_s(self) -> float:
+        if self._is_awaited():
+            return AWAITED_S
+        return TOLD_EVERY_S if self._num_watched else READ_EVERY_S
+
+    def _read(self, found: dict[str, _Report], name: bytes, value: bytes, now: float) -> None:
+        """Add one machine's report to `found`, if it can be read."""
+        try:
+            if len(value) > LONGEST_BYTES:
+                raise ValueError(f"it has more than {LONGEST_BYTES} bytes")
+            machine, told = name.decode(), decode_models(value)
+        except ValueError as error:  # msgspec's own, and UnicodeDecodeError
+            self._unreadable.skip(Unread.RESIDENCY, name, error)
+            return
+        last = self._reports.get(machine)
+        if last is not None and last.told.at == told.at:
+            found[machine] = last
+        else:
+            found[machine] = _Report(told, now, last is not None or abs(time.time() - told.at) <= LIFE_S)
+
+
+def _counts(report: _Report, now: float) -> bool:
+    return report.is_live and now - report.read_at <= LIFE_S

@@ -1,0 +1,209 @@
+"""Models that supervisors load on demand: they hear which calls wait; what they tell ends waits that are in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis.asyncio
+
+from gateway.admission.demand import KEY_TTL_S
+from gateway.errors import ModelNotLoaded
+from gateway.registry.model_states import ModelStates
+from gateway.store.client import connect
+from gateway.store.outage import Unreadable
+from tests.integration.admission.conftest import Start
+from tests.integration.admission.test_slots import Guest
+from tests.support.fake_supervisor import FakeSupervisor
+from tests.support.pool import beat, call, heartbeat
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import until
+from workers.protocol import keys
+from workers.protocol.residency import LIFE_S, TOLD_EVERY_S, MachineModels, ModelState, encode
+
+SOON_S = 0.1
+"""Within it a supervisor hears of the first call; it takes some ms, and the machines of tests are crowded."""
+REFUSED_S = 2.0
+UNLOADED, LOADING = ModelState(status="unloaded"), ModelState(status="loading", progress=0.426)
+LOADED = ModelState(status="loaded")
+TOO_LARGE = ModelState(status="unloaded", why="no machine has the memory", is_hopeless=True)
+
+
+def failed(retry_in_s: float = 30.0) -> ModelState:
+    return ModelState(status="failed", why="the file ends early", retry_at=time.time() + retry_in_s)
+
+
+@pytest.fixture
+def supervisor(server: RedisServer, client: redis.asyncio.Redis) -> Iterator[FakeSupervisor]:
+    with FakeSupervisor(server.url, {"m": UNLOADED}) as running:
+        yield running
+
+
+async def refused(guest: Guest) -> ModelNotLoaded:
+    with pytest.raises(ModelNotLoaded) as refusal:
+        await asyncio.wait_for(guest.task, REFUSED_S)
+    return refusal.value
+
+
+async def test_supervisors_hear_at_once_of_a_call_that_waits(start: Start, supervisor: FakeSupervisor) -> None:
+    one = await start("g1")
+    await asyncio.sleep(TOLD_EVERY_S / 4)
+    began = time.time()
+    guest = Guest(one, call(patience_s=30.0))
+    took_s = await until(lambda: supervisor.num_waiting("m") == 1, SOON_S, "it is told")
+    print(f"\ntold {1000 * took_s:.1f} ms after the call")
+    demand = supervisor.demand("m")
+    assert demand is not None
+    assert began - 0.05 <= demand.oldest_at <= time.time()
+    assert (demand.num_running, demand.used_at) == (0, 0.0)
+    await guest.cancel()
+    await until(lambda: not supervisor.gateways(), 3 * TOLD_EVERY_S, "nothing is left to tell")
+
+
+async def test_what_runs_and_ran_is_told(client: redis.asyncio.Redis, start: Start, supervisor: FakeSupervisor) -> None:
+    await beat(client, heartbeat("w1", slots=1))
+    one, other = await start("g1"), await start("g2")
+    holder = Guest(one)
+    await until(lambda: holder.served, 1.0, "the first call served")
+    waiting = Guest(other)
+    await until(lambda: supervisor.num_waiting("m") == 1, 3 * TOLD_EVERY_S, "it is told")
+    assert supervisor.gateways()["g1"].models["m"].num_running == 1
+    assert 0 < await client.pttl(keys.DEMAND) <= KEY_TTL_S * 1000
+    await waiting.cancel()
+    await holder.go()
+    ended_at = time.time()
+    await until(lambda: _rests(supervisor, "g1", ended_at), 3 * TOLD_EVERY_S, "when it was used last is told")
+    await one.admission.close()
+    assert "g1" not in supervisor.gateways()
+
+
+def _rests(supervisor: FakeSupervisor, gateway: str, ended_at: float) -> bool:
+    demand = supervisor.gateways()[gateway].models["m"]
+    return demand.num_running == 0 and abs(demand.used_at - ended_at) < 0.2
+
+
+async def test_a_call_whose_model_loses_its_worker_is_told_at_once_and_goes_on_waiting(
+    client: redis.asyncio.Redis, start: Start, supervisor: FakeSupervisor
+) -> None:
+    record = heartbeat("w1", slots=1)
+    await beat(client, record)
+    one = await start("g1")
+    holder, waiting = Guest(one, call(patience_s=30.0)), Guest(one, call(patience_s=30.0))
+    await until(lambda: holder.served, 1.0, "the first call served")
+    await client.delete(keys.worker("m", "w1"))
+    await client.publish(keys.FLEET_CHANNEL, keys.worker("m", "w1"))
+    await holder.go()
+    await until(lambda: supervisor.num_waiting("m") == 1, 2.0, "it waits for a worker now")
+    supervisor.tell(m=LOADING)
+    await asyncio.sleep(0.5)
+    assert not waiting.task.done()
+    await beat(client, heartbeat("w2", slots=1))
+    await until(lambda: waiting.served, 2.0, "the next worker serves it")
+    await waiting.go()
+
+
+async def test_a_failed_load_ends_the_wait_of_all(start: Start, supervisor: FakeSupervisor) -> None:
+    one = await start("g1")
+    guests = [Guest(one, call(patience_s=30.0)) for _ in range(3)]
+    await until(lambda: supervisor.num_waiting("m") == 3, 2.0, "they wait")
+    supervisor.tell(m=LOADING)
+    await asyncio.sleep(1.2)
+    assert not any(guest.task.done() for guest in guests)
+    supervisor.tell(m=failed())
+    began = time.monotonic()
+    errors = [await refused(guest) for guest in guests]
+    took_s = time.monotonic() - began
+    print(f"\nrefused {took_s:.2f} s after the report")
+    assert took_s < 0.6
+    assert all("the file ends early" in error.message for error in errors)
+    assert all(20 < (error.retry_after_s or 0) <= 30 for error in errors)
+
+
+async def test_what_was_told_before_a_call_does_not_refuse_it(start: Start, supervisor: FakeSupervisor) -> None:
+    supervisor.tell(m=failed(0.1))
+    one = await start("g1")
+    await asyncio.sleep(0.3)
+    guest = Guest(one, call(patience_s=30.0))
+    await until(lambda: supervisor.num_waiting("m") == 1, 1.0, "it waits")
+    supervisor.tell(m=LOADING)
+    await asyncio.sleep(1.5)
+    assert not guest.task.done()
+    await guest.cancel()
+
+
+async def test_one_machine_that_may_load_it_is_enough_to_wait(
+    server: RedisServer, start: Start, supervisor: FakeSupervisor
+) -> None:
+    supervisor.tell(m=TOO_LARGE)
+    with FakeSupervisor(server.url, {"m": UNLOADED}, "host2") as other:
+        one = await start("g1")
+        guest = Guest(one, call(patience_s=30.0))
+        await asyncio.sleep(1.5)
+        assert not guest.task.done()
+        assert one.admission.may_load("m")
+        other.tell(m=TOO_LARGE)
+        assert "no machine has the memory" in (await refused(guest)).message
+        assert not one.admission.may_load("m")
+
+
+async def test_a_call_undoes_an_unload(client: redis.asyncio.Redis, start: Start, supervisor: FakeSupervisor) -> None:
+    one = await start("g1")
+    await until(lambda: one.states.is_on_demand("m"), 2.0, "the supervisor is known")
+    await client.set(keys.unloaded("m"), 1)
+    await client.set(keys.unloaded("fixed"), 1)
+    guests = [Guest(one, call("m", patience_s=30.0)), Guest(one, call("fixed", patience_s=30.0))]
+    await until(lambda: not supervisor.is_unloaded("m"), 1.0, "the call loads it again")
+    assert supervisor.is_unloaded("fixed"), "nobody loads it on demand"
+    for guest in guests:
+        await guest.cancel()
+
+
+async def test_while_redis_is_away_nothing_is_told_and_afterwards_it_is(
+    server: RedisServer, start: Start, supervisor: FakeSupervisor
+) -> None:
+    one = await start("g1")
+    guest = Guest(one, call(patience_s=30.0))
+    await until(lambda: supervisor.num_waiting("m") == 1, 1.0, "it is told")
+    server.pause()
+    try:
+        await asyncio.sleep(2.5)
+    finally:
+        server.resume()
+    await until(lambda: supervisor.num_waiting("m") == 1, 5.0, "it is told again")
+    assert not guest.task.done()
+    await guest.cancel()
+
+
+async def test_what_cannot_be_read_is_left_out_and_counted(server: RedisServer, client: redis.asyncio.Redis) -> None:
+    counted = list[str]()
+    async with connect(server.url) as connected:
+        states = ModelStates(connected, Unreadable(counted.append))
+        good = encode(MachineModels(at=time.time(), models={"m": LOADED}))
+        await client.hset(keys.RESIDENCY, mapping={"good": good, "bad": b"{", b"\xff": good, "huge": b"x" * (2 << 20)})
+        await states.refresh()
+        assert states.machines("m") == {"good": LOADED}
+        assert counted == [keys.RESIDENCY] * 3
+        await client.set(keys.RESIDENCY, "of another type")
+        await states.refresh()
+        assert counted == [keys.RESIDENCY] * 4
+
+
+async def test_a_machine_that_tells_no_more_counts_no_more(
+    server: RedisServer, client: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(server.url) as connected:
+        states = ModelStates(connected)
+        old = MachineModels(at=time.time() - 2 * LIFE_S, models={"m": LOADED})
+        await client.hset(keys.RESIDENCY, "host1", encode(old))
+        await states.refresh()
+        assert states.of("m") is None, "it may have been there for long"
+        late = MachineModels(at=old.at + 0.5, models={"m": LOADED})
+        await client.hset(keys.RESIDENCY, "host1", encode(late))
+        await states.refresh()
+        assert states.of("m") == LOADED, "its clock is behind, but it lives"
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + LIFE_S + 0.1)
+        await states.refresh()
+        assert states.of("m") is None

@@ -1,0 +1,232 @@
+"""Models that a supervisor loads on demand, as callers see them; the supervisor is a fake one, so are its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.api.openai.model_news import MOST_PER_KEY
+from tests.support.caller import Caller, calling
+from tests.support.fake_supervisor import FakeSupervisor
+from tests.support.stack import Stack
+from tests.support.waiting import until
+from workers.protocol.residency import LIFE_S, ModelState
+
+MODELS = ("small", "large", "coder", "writer", "fast", "other")
+CATALOG = "\n".join(
+    [
+        "models:",
+        *(f"  - {{name: {name}, path: {name}.gguf, residency: {{}}}}" for name in MODELS),
+        "aliases:",
+        "  chain: {targets: [large], fallbacks: [writer]}",
+    ]
+)
+PING_S = 0.1
+KNOWN_S = 2.5
+"""Within it a gateway has read what a supervisor tells."""
+QUICK = ("--step-ms", "2", "--tokens", "4")
+UNLOADED = ModelState(status="unloaded")
+TOO_LARGE = ModelState(status="unloaded", why="no machine has the memory", is_hopeless=True)
+
+
+def loading(progress: float | None) -> ModelState:
+    return ModelState(status="loading", progress=progress, why="1 call waits")
+
+
+def failed() -> ModelState:
+    return ModelState(status="failed", why="the file ends early", retry_at=time.time() + 20)
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    """A gateway whose models all load on demand."""
+    with Stack() as running:
+        catalog = running.folder / "catalog.yaml"
+        catalog.write_text(CATALOG)
+        running.gateway(catalog=catalog, ping_interval_s=PING_S, start_timeout_s=30)
+        yield running
+
+
+@pytest.fixture
+def supervisor(stack: Stack) -> Iterator[FakeSupervisor]:
+    with FakeSupervisor(stack.redis.url, dict.fromkeys(MODELS, UNLOADED)) as running:
+        yield running
+
+
+@asynccontextmanager
+async def asking(stack: Stack, model: str) -> AsyncIterator[Caller]:
+    async with calling(stack.gateways[0].url, stack.key, model) as caller:
+        yield caller
+
+
+async def got(caller: Caller, path: str) -> dict[str, Any]:
+    async with caller.session.get(f"{caller.url}{path}") as response:
+        assert response.status == 200, await response.text()
+        found: dict[str, Any] = await response.json()
+        return found
+
+
+async def status_of(caller: Caller, **wanted: object) -> dict[str, Any]:
+    """The status of the caller's model, once it has all of this."""
+    status: dict[str, Any] = {}
+    async with asyncio.timeout(KNOWN_S):
+        while not (status and wanted.items() <= status.items()):
+            status = (await got(caller, f"/v1/models/{caller.model}"))["status"]
+            await asyncio.sleep(0.02)
+    return status
+
+
+async def posted(caller: Caller, path: str) -> tuple[int, dict[str, Any]]:
+    async with caller.session.post(f"{caller.url}{path}", json={"model": caller.model}) as response:
+        return response.status, await response.json()
+
+
+async def test_a_gateway_is_ready_without_models_that_calls_load(stack: Stack) -> None:
+    async with asking(stack, "small") as caller:
+        assert set((await got(caller, "/ready"))["without_workers"]) == set(MODELS)
+
+
+async def test_a_call_is_told_how_far_its_model_is_and_served(stack: Stack, supervisor: FakeSupervisor) -> None:
+    async with asking(stack, "small") as caller, caller.stream(max_tokens=1) as stream:
+        assert await stream.response.content.readline() == b": waiting position=1 for=worker\n"
+        await until(lambda: supervisor.num_waiting("small") == 1, 1.0, "the supervisor hears of it")
+        supervisor.tell(small=loading(0.426))
+        async with asyncio.timeout(KNOWN_S):
+            while await stream.response.content.readline() != b": waiting position=1 for=worker loading=43%\n":
+                pass
+        process = stack.fake_worker("small", *QUICK, worker_id="small-w")
+        await stream.until_text()
+        await stream.finish()
+        assert stream.error is None
+        process.kill()
+
+
+async def test_a_model_that_fails_to_load_refuses_its_calls(stack: Stack, supervisor: FakeSupervisor) -> None:
+    async with asking(stack, "coder") as caller:
+        held = asyncio.create_task(caller.whole(max_tokens=1))
+        await until(lambda: supervisor.num_waiting("coder") == 1, 1.0, "it waits")
+        supervisor.tell(coder=loading(None))
+        await asyncio.sleep(1.2)
+        supervisor.tell(coder=failed())
+        status, body = await asyncio.wait_for(held, 2)
+        assert (status, body["error"]["code"]) == (503, "model_not_loaded")
+        assert body["error"]["message"].startswith(
+            "Model 'coder' can't be loaded now: the file ends early. It is tried"
+        )
+        # Whoever comes next is told as well, as soon as the supervisor has heard of the call.
+        async with caller.session.post(f"{caller.url}/v1/chat/completions", json=caller.body()) as response:
+            assert response.status == 503
+            assert 10 <= int(response.headers["retry-after"]) <= 20
+        shown = await status_of(caller, failed=True)
+        assert (shown["value"], shown["reason"]) == ("unloaded", "the file ends early")
+        told = (await got(caller, "/admin/explain?model=coder"))["residency"]
+        assert (told["status"], told["machines"]["host1"]["why"]) == ("failed", "the file ends early")
+
+
+async def test_a_fallback_is_loaded_where_its_model_cannot_be(stack: Stack, supervisor: FakeSupervisor) -> None:
+    supervisor.tell(large=TOO_LARGE)
+    async with asking(stack, "chain") as caller:
+        held = asyncio.create_task(caller.whole(max_tokens=1))
+        await until(lambda: supervisor.num_waiting("writer") == 1, 3.0, "it waits for the fallback")
+        process = stack.fake_worker("writer", *QUICK, worker_id="writer-w")
+        assert (await asyncio.wait_for(held, 5))[0] == 200
+        process.kill()
+    async with asking(stack, "large") as caller:
+        status, body = await asyncio.wait_for(caller.whole(), 3)
+        assert (status, body["error"]["code"]) == (503, "model_not_loaded")
+        assert "no machine has the memory" in body["error"]["message"]
+
+
+async def test_admins_load_and_unload(stack: Stack, supervisor: FakeSupervisor) -> None:
+    async with asking(stack, "fast") as caller:
+        supervisor.tell(fast=loading(0.5))
+        status = await status_of(caller, value="loading")
+        assert status["progress"] == {"stages": ["text_model"], "current": "text_model", "value": 0.5}
+        assert status["reason"] == "1 call waits"
+        assert await posted(caller, "/models/load") == (200, {"success": True})
+        assert supervisor.is_asked_for("fast")
+        assert await posted(caller, "/models/unload") == (200, {"success": True})
+        assert not supervisor.is_asked_for("fast")
+        assert supervisor.is_unloaded("fast")
+        await until(lambda: not supervisor.is_unloaded("fast"), LIFE_S + 1, "supervisors have seen it")
+
+
+class Events:
+    """The events of `GET /models/sse`."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.response = response
+
+    async def next(self) -> dict[str, Any]:
+        async with asyncio.timeout(5):
+            async for line in self.response.content:
+                if line.startswith(b"data: "):
+                    event: dict[str, Any] = json.loads(line[6:])
+                    return event
+        raise AssertionError("the stream has ended")
+
+    async def until(self, model: str, status: str) -> dict[str, Any]:
+        while True:
+            event = await self.next()
+            if event["model"] == model and event["data"]["status"] == status:
+                return event
+
+
+async def test_listeners_hear_what_changes(stack: Stack, supervisor: FakeSupervisor) -> None:
+    async with asking(stack, "other") as caller, caller.session.get(f"{caller.url}/models/sse") as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        events = Events(response)
+        first = [await events.next() for _ in MODELS]
+        assert {event["model"] for event in first} >= {"other", "fast"}
+        assert {event["event"] for event in first} == {"model_status"}
+        supervisor.tell(other=loading(0.25))
+        event = await events.until("other", "loading")
+        assert event["data"]["progress"]["value"] == 0.25
+        process = stack.fake_worker("other", *QUICK, worker_id="other-w")
+        await events.until("other", "loaded")
+        supervisor.tell(other=UNLOADED)
+        process.kill()
+        await events.until("other", "unloaded")
+
+
+async def test_listeners_are_bounded_and_need_a_key(stack: Stack) -> None:
+    url = f"{stack.gateways[0].url}/models/sse"
+    async with aiohttp.ClientSession() as stranger, stranger.get(url) as response:
+        assert response.status == 401
+    async with asking(stack, "other") as caller:
+        opened = [await caller.session.get(url) for _ in range(MOST_PER_KEY)]
+        assert [response.status for response in opened] == [200] * MOST_PER_KEY
+        async with caller.session.get(url) as response:
+            assert response.status == 429
+            assert "listen to news of models" in (await response.json())["error"]["message"]
+        for response in opened:
+            response.close()
+        async with asyncio.timeout(5):
+            while True:
+                async with caller.session.get(url) as response:
+                    if response.status == 200:
+                        break
+                await asyncio.sleep(0.05)
+
+
+async def test_a_stream_of_news_ends_with_its_gateway(stack: Stack) -> None:
+    gateway = stack.gateway(catalog=stack.folder / "catalog.yaml", drain_s=20)
+    stack.gateways.remove(gateway)
+    async with (
+        calling(gateway.url, stack.key, "other") as caller,
+        caller.session.get(f"{caller.url}/models/sse") as response,
+    ):
+        began = time.monotonic()
+        stopping = asyncio.create_task(asyncio.to_thread(gateway.stop))
+        async with asyncio.timeout(10):
+            await response.content.read()
+        assert await stopping == 0
+    assert time.monotonic() - began < 8

@@ -1,0 +1,94 @@
+"""One state of a model from those of all machines, and what callers are told of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.api.openai.model_news import events_of
+from gateway.api.openai.models import status_object
+from gateway.api.operations.explain import residency_object
+from gateway.back_pressure import model_not_loaded, retry_after
+from gateway.registry.model_states import Refusal, merged
+from workers.protocol.residency import ModelState
+
+LOADED, UNLOADED = ModelState(status="loaded"), ModelState(status="unloaded")
+LOADING = ModelState(status="loading", progress=0.25, why="2 calls wait")
+FAILED = ModelState(status="failed", why="out of memory", retry_at=1000.0)
+TOO_LARGE = ModelState(status="unloaded", why="no machine has the memory", is_hopeless=True)
+
+
+def test_the_best_state_is_the_models() -> None:
+    states = [UNLOADED, FAILED, LOADING, LOADED]
+    assert [merged(states[: number + 1]).status for number in range(4)] == ["unloaded", "failed", "loading", "loaded"]
+    assert merged([FAILED, UNLOADED]).why == "out of memory"
+    assert merged([LOADING, ModelState(status="loading", progress=0.5)]).progress == 0.5
+    assert merged([FAILED, ModelState(status="failed", retry_at=900.0)]).retry_at == 900.0
+
+
+def test_a_model_is_hopeless_only_where_all_machines_say_so() -> None:
+    assert merged([TOO_LARGE, TOO_LARGE]).is_hopeless
+    assert not merged([TOO_LARGE, UNLOADED]).is_hopeless
+
+
+def test_a_model_that_is_not_tried_again_has_no_time() -> None:
+    assert Refusal(TOO_LARGE, 0.0).retry_in_s(990.0) == 0.0
+    assert Refusal(FAILED, 0.0).retry_in_s(990.0) == 10.0
+    assert Refusal(FAILED, 0.0).retry_in_s(2000.0) == 1.0, "it is tried at any moment"
+
+
+def test_the_error_names_model_reason_and_remedy() -> None:
+    error = model_not_loaded("big", "out of memory", 9.2)
+    assert (error.status, error.code) == (503, "model_not_loaded")
+    assert "'big' can't be loaded now: out of memory. It is tried again in 10 s" in error.message
+    assert retry_after(error) == 10
+    error = model_not_loaded("big", "x" * 5000, 0.0)
+    assert "Waiting alone does not change that" in error.message
+    assert retry_after(error) == 30
+    assert retry_after(model_not_loaded("big", "", 1e9)) == 3600
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (LOADED, {"value": "loaded"}),
+        (UNLOADED, {"value": "unloaded"}),
+        (ModelState(status="loading"), {"value": "loading"}),
+        (
+            LOADING,
+            {
+                "value": "loading",
+                "progress": {"stages": ["text_model"], "current": "text_model", "value": 0.25},
+                "reason": "2 calls wait",
+            },
+        ),
+        (FAILED, {"value": "unloaded", "failed": True, "reason": "out of memory", "retry_at": 1000}),
+        (TOO_LARGE, {"value": "unloaded", "reason": "no machine has the memory"}),
+    ],
+)
+def test_a_status_is_llama_servers(state: ModelState, expected: dict[str, object]) -> None:
+    assert status_object(state) == expected
+
+
+def test_only_what_has_changed_is_told() -> None:
+    before = {"a": {"value": "loaded"}, "b": {"value": "unloaded"}, "c": {"value": "loaded"}}
+    now = {"a": {"value": "loaded"}, "b": {"value": "loading", "reason": "a call waits"}, "d": {"value": "unloaded"}}
+    assert [*events_of(before, now)] == [
+        {"model": "b", "event": "model_status", "data": {"status": "loading", "reason": "a call waits"}},
+        {"model": "d", "event": "model_status", "data": {"status": "unloaded"}},
+        {"model": "c", "event": "model_remove"},
+    ]
+    assert not [*events_of(now, now)]
+
+
+def test_admins_are_told_of_each_machine() -> None:
+    assert residency_object({}, 990.0) is None
+    told = residency_object({"host1": FAILED, "host2": UNLOADED}, 990.0)
+    assert told is not None
+    assert (told["status"], told["why"], told["retry_in_s"]) == ("failed", "out of memory", 10.0)
+    assert told["machines"]["host2"] == {
+        "status": "unloaded",
+        "progress": None,
+        "why": "",
+        "is_hopeless": False,
+        "retry_in_s": None,
+    }
