@@ -188,10 +188,17 @@ class Residents:
                 self._note_loaded(resident.worker.model.name)
             if beat is not None:
                 resident.num_running = beat.load.slots_busy + beat.load.waiting
-            told = self._demand.get(resident.worker.model.name, ModelDemand())
+            model = resident.worker.model.name
+            told = self._demand.get(model, ModelDemand())
+            if self._num_residents(model) == 1:  # a heartbeat may not have a call yet that its gateway has placed
+                resident.num_running = max(resident.num_running, told.num_running)
             resident.last_used = max(resident.last_used, told.used_at, now if resident.num_running else NEVER)
             if resident.status == "loading" and now - resident.since > LOAD_TIMEOUT_S:
                 self._fail(resident, f"it did not register within {LOAD_TIMEOUT_S:g} s", now)
+
+    def _num_residents(self, model: str) -> int:
+        residents = self._residents.values()
+        return sum(each.worker.model.name == model and each.status != "draining" for each in residents)
 
     def _note_loaded(self, model: str) -> None:
         past = self._past_of(model)

@@ -71,6 +71,19 @@ def is_loaded(server: RedisServer, crowd: Crowd, *models: str) -> bool:
     return all(bool(beats(server, name)) == (name in models) for name in ("a", "b", "c"))
 
 
+def kill_worker(station: Program, crowd: Crowd) -> None:
+    """Kill the first worker as soon as it runs."""
+    pids: list[int] = []
+
+    def is_there() -> bool:
+        crowd.tell()
+        pids.append(station.worker_pid("worker-0"))
+        return pids[-1] != 0
+
+    wait_until(is_there, station.text)
+    os.kill(pids[-1], signal.SIGKILL)
+
+
 def start(programs: Programs, server: RedisServer, catalog: Catalog, **more: object) -> Program:
     entries = [catalog.entry(name, residency=LAZY) for name in ("a", "b", "c")]
     catalog.write(*entries, **more)
@@ -136,8 +149,7 @@ def test_a_worker_that_is_killed_while_it_loads_is_a_failure_with_a_reason(
     station, crowd = start(programs, server, catalog), Crowd(client)
     wait_until(lambda: len(states(client)) == 3, station.text)
     crowd.wait_for("a")
-    wait_until(lambda: station.worker_pid("worker-0") is not None, station.text)
-    os.kill(station.worker_pid("worker-0") or 0, signal.SIGKILL)
+    kill_worker(station, crowd)
     crowd.tell()
     wait_until(lambda: states(client)["a"].status == "failed", lambda: str(states(client)))
     assert "SIGKILL" in states(client)["a"].why
@@ -153,7 +165,7 @@ def test_a_worker_that_is_killed_while_it_serves_comes_back(
     first = boots(server, "a")
     crowd.use("a")
     wait_until(lambda: states(client)["a"].status == "loaded", station.text)
-    os.kill(station.worker_pid("worker-0") or 0, signal.SIGKILL)
+    kill_worker(station, crowd)
     wait_until(lambda: boots(server, "a").keys() == first.keys() and boots(server, "a") != first, station.text)
 
 
