@@ -41,8 +41,9 @@ from workers.supervisor.catalog_watch import CatalogWatch
 from workers.supervisor.child import Child, Recipe, describe
 from workers.supervisor.fleet import Fleet, NoRedis
 from workers.supervisor.output import Console, Output, Terminal
-from workers.supervisor.plan import PlannedWorker, Site, available_cores, plan, unheeded
+from workers.supervisor.plan import PlannedWorker, Site, available_cores, plan
 from workers.supervisor.redis_process import PrivateRedis
+from workers.supervisor.residents import Residents, residents_of
 from workers.supervisor.state_folder import FolderTaken, StateFolder
 from workers.supervisor.supervisor import Supervisor, write_specs
 
@@ -91,14 +92,13 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
                 console.say(f"paddock: {exposure}")
             library, site = Library.of(settings), Site.of(folder.path)
             models = library.locate_all(catalog)
-            if warning := unheeded(models):
-                console.say(f"paddock: {warning}")
+            residents = residents_of(catalog, models, settings, site, console)
             ready = _fill_in(settings, folder, catalog, listeners)
-            workers = plan(models, site.cores, site.devices, site.host)
+            workers = () if residents else plan(models, site.cores, site.devices, site.host)
             write_specs(workers, ready)
             file = settings.catalog
-            watch = None if file is None else CatalogWatch(file.absolute(), library, site, console)
-            machine = Machine(ready, folder, listeners, workers, console, terminal.show, started, watch)
+            watch = None if file is None else CatalogWatch(file.absolute(), library, site, console, residents)
+            machine = Machine(ready, folder, listeners, workers, console, terminal.show, started, watch, residents)
             return asyncio.run(machine.run())
     except (CatalogError, KeysInvalid, SignOnInvalid, FolderTaken, TlsUnusable) as error:
         return _report_end(console, error, Exit.USAGE)
@@ -159,8 +159,10 @@ class Machine:
         show: Callable[[str], None],
         started: float,
         watch: CatalogWatch | None = None,
+        residents: Residents | None = None,
     ) -> None:
-        """`show` prints a text on standard output. `watch` follows the catalog's file; None: there is none."""
+        """`show` prints a text on standard output. `watch` follows the catalog's file; None: there is none. `residents`
+        loads models on demand; None: all workers run from the start."""
         self._settings = settings
         self._folder = folder
         self._listeners = listeners
@@ -177,7 +179,8 @@ class Machine:
         self._gateways: list[Child] = []
         self._renewing: asyncio.Task[None] | None = None
         self._watch = watch
-        self._watching: asyncio.Task[None] | None = None
+        self._residents = residents
+        self._beside: list[asyncio.Task[None]] = []
         self._over = asyncio.Event()
         self._code = int(Exit.OK)
         self._ready = False
@@ -221,6 +224,8 @@ class Machine:
             if self._settings.accounts:
                 self._stack.append(self._keep(tasks, self._accounts(), self._restore, final=frozenset()))
             tasks.create_task(self._keep_workers(supervisor))
+            if self._residents is not None:
+                self._beside.append(tasks.create_task(self._residents.run(supervisor, fleet)))
             for number in range(max(1, len(self._listeners.own))):
                 self._gateways.append(self._keep(tasks, self._gateway(number), self._restore, final=FINAL))
             async with asyncio.timeout(READY_TIMEOUT_S):
@@ -237,7 +242,7 @@ class Machine:
                 self._console.held = False
                 await self._welcome()
                 if self._watch is not None:
-                    self._watching = tasks.create_task(self._watch.run(supervisor))
+                    self._beside.append(tasks.create_task(self._watch.run(supervisor)))
 
     def _start_redis(self, tasks: asyncio.TaskGroup, private: PrivateRedis) -> None:
         async def prepare() -> None:
@@ -280,7 +285,13 @@ class Machine:
     def _supervisor(self, fleet: Fleet) -> Supervisor:
         settings = self._settings.model_copy(update={"redis_url": self._urls["worker"]})
         return Supervisor(
-            self._workers, settings, fleet, self._console, environment=os.environ, on_final=self._worker_lost
+            self._workers,
+            settings,
+            fleet,
+            self._console,
+            environment=os.environ,
+            on_final=self._worker_lost,
+            chooser=self._residents,
         )
 
     def _accounts(self) -> Recipe:
@@ -474,8 +485,8 @@ class Machine:
     async def _stop(self) -> None:
         """Stop the gateways first, so that their streams drain while workers still answer, and Redis last."""
         self._console.held = False
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in self._beside:
+            task.cancel()
         self._folder.remove(address_file(self._folder.path))
         await asyncio.gather(*(gateway.stop() for gateway in self._gateways))
         self._listeners.close()

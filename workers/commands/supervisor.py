@@ -14,7 +14,8 @@ from workers.settings import SupervisorSettings
 from workers.supervisor.catalog_watch import CatalogWatch
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.output import Console, Terminal
-from workers.supervisor.plan import PlannedWorker, Site, plan, unheeded
+from workers.supervisor.plan import PlannedWorker, Site, plan
+from workers.supervisor.residents import Residents, residents_of
 from workers.supervisor.state_folder import FolderTaken, StateFolder
 from workers.supervisor.supervisor import Supervisor, write_specs
 
@@ -38,11 +39,10 @@ def _run(settings: SupervisorSettings, console: Console) -> int:
                 console.say(f"paddock: {exposure}")
             library, site = Library.of(settings), Site.of(settings.state_dir)
             models = library.locate_all(catalog)
-            if warning := unheeded(models):
-                console.say(f"paddock: {warning}")
-            workers = plan(models, site.cores, site.devices, site.host)
+            residents = residents_of(catalog, models, settings, site, console)
+            workers = () if residents else plan(models, site.cores, site.devices, site.host)
             write_specs(workers, settings)
-            return asyncio.run(_keep(workers, settings, console, library, site))
+            return asyncio.run(_keep(workers, settings, console, library, site, residents))
     except (CatalogError, FolderTaken, OSError) as error:
         console.say(f"paddock: {error}")
         return Exit.USAGE
@@ -52,7 +52,12 @@ def _run(settings: SupervisorSettings, console: Console) -> int:
 
 
 async def _keep(
-    workers: tuple[PlannedWorker, ...], settings: SupervisorSettings, console: Console, library: Library, site: Site
+    workers: tuple[PlannedWorker, ...],
+    settings: SupervisorSettings,
+    console: Console,
+    library: Library,
+    site: Site,
+    residents: Residents | None,
 ) -> int:
     fleet = Fleet(settings.redis_url)
     supervisor = Supervisor(
@@ -62,18 +67,21 @@ async def _keep(
         console,
         environment=os.environ,
         on_final=lambda _, line: console.say(f"paddock: {line}"),
+        chooser=residents,
     )
     stops: list[asyncio.Task[None]] = []
     try:
         async with asyncio.TaskGroup() as tasks:
-            watching = None
+            beside = []
             if settings.catalog is not None:
-                watch = CatalogWatch(settings.catalog, library, site, console)
-                watching = tasks.create_task(watch.run(supervisor))
+                watch = CatalogWatch(settings.catalog, library, site, console, residents)
+                beside.append(tasks.create_task(watch.run(supervisor)))
+            if residents is not None:
+                beside.append(tasks.create_task(residents.run(supervisor, fleet)))
             with StopSignals(lambda: stops.append(tasks.create_task(supervisor.stop())), supervisor.hurry):
                 code = await supervisor.keep()
-            if watching is not None:
-                watching.cancel()
+            for task in beside:
+                task.cancel()
             return code
     finally:
         await fleet.aclose()

@@ -291,7 +291,9 @@ _COMMANDS: Mapping[Role, str] = {
         "zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyscore "
         "zscore eval evalsha script|load"
     ),
-    "worker": "del exists type set setrange strlen pexpire hdel hget hgetall hset sadd scard xadd publish multi exec discard",
+    "worker": (
+        "del exists type set setrange strlen pexpire hdel hget hgetall hset sadd scard xadd publish multi exec discard"
+    ),
 }
 
 

@@ -14,6 +14,7 @@ from workers.models.catalog_file import POLL_S, CatalogFile
 from workers.models.library import Library, ModelUnusable, with_paths
 from workers.supervisor.output import Console
 from workers.supervisor.plan import Site, replan
+from workers.supervisor.residents import Residents, Rules
 from workers.supervisor.supervisor import Supervisor
 
 T = TypeVar("T")
@@ -22,11 +23,15 @@ T = TypeVar("T")
 class CatalogWatch:
     """Follows a catalog's file. What can't be served changes nothing, and the console says why."""
 
-    def __init__(self, path: Path, library: Library, site: Site, console: Console) -> None:
+    def __init__(
+        self, path: Path, library: Library, site: Site, console: Console, residents: Residents | None = None
+    ) -> None:
+        """`residents`: loads models on demand; None: all workers run from the start."""
         self._file = CatalogFile(path)
         self._library = library
         self._console = console
         self._site = site
+        self._residents = residents
 
     async def run(self, supervisor: Supervisor) -> None:
         """Have `supervisor` keep what the file asks for, until cancelled. The first look takes what the file has, which
@@ -47,6 +52,11 @@ class CatalogWatch:
         located = with_paths(found, self._file.path)
         # A model may have to be downloaded first: that takes hours, and a stop must not wait for it.
         served = await beside(lambda: self._library.locate_all(located))
+        if self._residents is not None:
+            self._residents.serve(served, Rules.of(located))
+            return
+        if any(model.residency is not None for model in served):
+            raise CatalogError(f"{self._file.path}: `residency` can't be added while workers run; start them anew")
         workers = replan(supervisor.wanted, served, self._site, supervisor.pids)
         if workers != supervisor.wanted:
             supervisor.want(workers)

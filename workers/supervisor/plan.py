@@ -118,17 +118,6 @@ def plan(served: Sequence[ModelSpec], cores: int, devices: Sequence[str], host: 
     )
 
 
-def unheeded(served: Sequence[ModelSpec]) -> str:
-    """Return a warning that nothing acts on these models' `residency` yet; empty: none of them has one."""
-    names = [model.name for model in served if model.residency is not None]
-    if not names:
-        return ""
-    return (
-        f"`residency` of {', '.join(names)} is not acted on yet: their `workers` run from the start until the end; "
-        "`paddock models plan` tells whether all fit"
-    )
-
-
 def replan(
     current: Sequence[PlannedWorker], served: Sequence[ModelSpec], site: Site, taken: Collection[str] = ()
 ) -> tuple[PlannedWorker, ...]:
@@ -153,7 +142,7 @@ def replan(
             )
             continue
         old = before.pop(0)
-        if _is_same(old.wanted, fresh.wanted):
+        if is_served_alike(old.wanted, fresh.wanted):
             placed.append(old)
         else:
             device = old.device if old.wanted.gpus == fresh.wanted.gpus else None
@@ -161,7 +150,7 @@ def replan(
     return tuple(_with_devices(placed, site.devices))
 
 
-def _is_same(one: ModelSpec, other: ModelSpec) -> bool:
+def is_served_alike(one: ModelSpec, other: ModelSpec) -> bool:
     """Return whether a worker of one spec can serve as one of the other: all is equal that a worker reads."""
     return _as_read(one) == _as_read(other)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -57,6 +57,14 @@ class _Post:
         return self.keeping is not None and self.keeping.done()
 
 
+class Chooser(Protocol):
+    """Decides which workers are wanted, while they run."""
+
+    def note_death(self, worker: PlannedWorker, why: str) -> None:
+        """Note that a worker's process has ended by itself. `why`: for people."""
+        ...
+
+
 class Supervisor:
     """Keeps the wanted workers running, until `stop` is called or all have ended for reasons that forbid a restart."""
 
@@ -69,13 +77,16 @@ class Supervisor:
         *,
         environment: Mapping[str, str],
         on_final: Callable[[int, str], None],
+        chooser: Chooser | None = None,
     ) -> None:
-        """`on_final(exit code, readable reason)` is called for each worker that ends by itself and is not restarted."""
+        """`on_final(exit code, readable reason)` is called for each worker that ends by itself and is not restarted.
+        `chooser` calls `want` as models are loaded and unloaded; None: only an admin unloads some."""
         self._settings = settings
         self._fleet = fleet
         self._console = console
         self._environment = environment
         self._on_final = on_final
+        self._chooser = chooser
         self._logs = settings.state_dir / "logs"
         self._outputs: dict[str, Output] = {}
         self._black_boxes: dict[str, black_box.BoxReader] = {}
@@ -87,6 +98,8 @@ class Supervisor:
         """Set while the workers that are kept are those that are wanted."""
         self._settled.set()
         self._stopping = False
+        self._over = asyncio.Event()
+        """Set when all are asked to stop."""
 
     @property
     def wanted(self) -> tuple[PlannedWorker, ...]:
@@ -114,7 +127,8 @@ class Supervisor:
             async with asyncio.TaskGroup() as tasks:
                 for post in self._posts.values():
                     post.keeping = tasks.create_task(post.slot.keep())
-                beside = [tasks.create_task(self._listen()), tasks.create_task(self._follow(tasks))]
+                beside = [tasks.create_task(self._follow(tasks))]
+                beside += [] if self._chooser is not None else [tasks.create_task(self._listen())]
                 while running := self._running():
                     await asyncio.wait(running)
                 for task in beside:
@@ -127,6 +141,7 @@ class Supervisor:
     async def stop(self) -> None:
         """Stop all workers at the same time, each within its time to drain; return when none of them runs any more."""
         self._stopping = True
+        self._over.set()
         self._changed.set()
         await asyncio.gather(*(post.slot.stop() for post in self._posts.values()))
 
@@ -138,6 +153,8 @@ class Supervisor:
         """Return what is to be waited for until all has ended."""
         running: list[asyncio.Task[Any]] = [post.keeping for post in self._posts.values() if post.keeping is not None]
         running = [task for task in running if not task.done()]
+        if self._chooser is not None and not self._stopping:
+            return [*running, asyncio.ensure_future(self._over.wait())]
         return running or ([] if self._settled.is_set() else [asyncio.ensure_future(self._settled.wait())])
 
     def _post(self, worker: PlannedWorker) -> _Post:
@@ -162,7 +179,11 @@ class Supervisor:
         named = {worker.name for worker in wanted}
         gone = [post for name, post in self._posts.items() if name not in named and not post.is_leaving]
         if gone:  # they hold memory that new ones may need; but an answer can take an hour
-            await asyncio.wait([tasks.create_task(self._dismiss(post)) for post in gone], timeout=LEAVING_PATIENCE_S)
+            for post in gone:
+                post.is_leaving = True
+            leaving = [tasks.create_task(self._dismiss(post)) for post in gone]
+            if self._chooser is None:  # which wants none before there is memory for it
+                await asyncio.wait(leaving, timeout=LEAVING_PATIENCE_S)
         if self._stopping or self._changed.is_set():
             return
         for worker in wanted:
@@ -190,7 +211,6 @@ class Supervisor:
         """Drain a worker that is not wanted any more, and forget it."""
         name = post.worker.name
         self._console.say(f"paddock: {name} drains: {post.worker.model.name} is not wanted here any more")
-        post.is_leaving = True
         await post.slot.stop()
         del self._posts[name]
         self._remove_files(post.worker)
@@ -258,8 +278,10 @@ class Supervisor:
             told = black_box.describe(running)
             self._outputs[worker.name].note(f"paddock: {worker.name} died ({describe(code)}) while running {told}")
         await self._fleet.forget(worker.model.name, worker.worker_id)
+        complaint = self._outputs[worker.name].complaint()
+        if self._chooser is not None:
+            self._chooser.note_death(worker, f"{describe(code)}: {complaint}")
         if is_final:
-            complaint = self._outputs[worker.name].complaint()
             self._on_final(code, f"{worker.name} can't serve {worker.model.name} ({describe(code)}): {complaint}")
 
     def _clear_away(self) -> None:

@@ -21,6 +21,7 @@ from workers.models.library import wanted
 from workers.models.spec import ModelSpec
 from workers.protocol.exits import Exit
 from workers.settings import SupervisorSettings
+from workers.supervisor.needs import bounds_of
 
 PARTS = ("weights", "cells", "compute", "other")
 
@@ -108,12 +109,7 @@ def planned(settings: SupervisorSettings, models: Sequence[ModelSpec], states: S
     """Return the plan for a machine with these devices. `models`: with their files. Blocks for a second for each."""
     machine, learned = _Machine.of(states), Learned(settings.state_dir / FILE)
     neighbours = sum(model.workers for model in models)
-    bounds = Bounds(
-        cache_ram_bytes=settings.cache_ram_mib << 20,
-        media_cache_bytes=settings.media_cache_mib << 20,
-        max_adapters=settings.max_adapters,
-        adapters_bytes=settings.adapters_mib << 20,
-    )
+    bounds = bounds_of(settings)
     workers: list[Planned] = []
     for model in models:
         workers += _workers(model, machine, learned, neighbours, bounds)

@@ -1,0 +1,205 @@
+"""Models that a real supervisor loads on demand: gateways' demand is written to Redis by the test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.integration.supervisor.conftest import Program, Programs, wait_until
+from tests.integration.supervisor.test_catalog_changes import Catalog, boots, station_of
+from tests.integration.supervisor.test_station import beats
+from tests.support.redis_server import RedisServer
+from workers.protocol import keys, residency
+from workers.protocol.residency import GatewayDemand, ModelDemand, ModelState
+
+LAZY = {"min": 0, "min_resident_s": 0}
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis(unix_socket_path=str(server.socket)) as made:
+        yield made
+
+
+@pytest.fixture
+def catalog(programs: Programs, model: Path) -> Catalog:
+    return Catalog(programs.folder / "catalog.json", model)
+
+
+class Crowd:
+    """A gateway's callers, as supervisors hear of them."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self.models: dict[str, ModelDemand] = {}
+
+    def tell(self) -> None:
+        told = GatewayDemand(at=time.time(), models=self.models)
+        self._client.hset(keys.DEMAND, "gateway", residency.encode(told))
+
+    def wait_for(self, *models: str) -> None:
+        self.models = {model: ModelDemand(num_waiting=1, oldest_at=time.time()) for model in models}
+        self.tell()
+
+    def use(self, model: str, num_running: int = 0) -> None:
+        self.models = {model: ModelDemand(num_running=num_running, used_at=time.time())}
+        self.tell()
+
+
+def states(client: redis.Redis) -> dict[str, ModelState]:
+    found: dict[str, ModelState] = {}
+    for value in client.hgetall(keys.RESIDENCY).values():
+        found |= residency.decode_models(value).models
+    return found
+
+
+def is_loaded(server: RedisServer, crowd: Crowd, *models: str) -> bool:
+    """Return whether just these models have workers; tell the demand again, as a gateway does."""
+    crowd.tell()
+    return all(bool(beats(server, name)) == (name in models) for name in ("a", "b", "c"))
+
+
+def kill_worker(station: Program, crowd: Crowd) -> None:
+    """Kill the first worker as soon as it runs."""
+    pids: list[int] = []
+
+    def is_there() -> bool:
+        crowd.tell()
+        pids.append(station.worker_pid("worker-0"))
+        return pids[-1] != 0
+
+    wait_until(is_there, station.text)
+    os.kill(pids[-1], signal.SIGKILL)
+
+
+def start(programs: Programs, server: RedisServer, catalog: Catalog, **more: object) -> Program:
+    entries = [catalog.entry(name, residency=LAZY) for name in ("a", "b", "c")]
+    catalog.write(*entries, **more)
+    return station_of(programs, server, catalog)
+
+
+def test_the_first_call_loads_and_the_least_used_leaves(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    station, crowd = start(programs, server, catalog, models_max=2), Crowd(client)
+    wait_until(lambda: {state.status for state in states(client).values()} == {"unloaded"}, station.text)
+    assert not boots(server, "a", "b", "c")
+    for name, loaded in (("a", "a"), ("b", "ab"), ("c", "bc"), ("a", "ac")):
+        crowd.wait_for(name)
+        wait_until(lambda loaded=loaded: is_loaded(server, crowd, *loaded), station.text)  # type: ignore[misc]
+        crowd.use(name)
+        time.sleep(0.3)
+    wait_until(lambda: states(client)["a"].status == "loaded", lambda: str(states(client)))
+    assert states(client)["b"].status == "unloaded"
+    assert "died" not in station.text()
+    assert station.stop(signal.SIGTERM) == 0, station.text()
+    wait_until(lambda: not station.survivors(), lambda: str(station.survivors()))
+    assert list((station.state / "run").iterdir()) == []
+
+
+def test_a_model_with_calls_does_not_leave_for_another(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    """What gateways tell counts here, since a heartbeat may not have the call yet."""
+    station, crowd = start(programs, server, catalog, models_max=1), Crowd(client)
+    crowd.wait_for("a")
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    crowd.models = {
+        "a": ModelDemand(num_running=1, used_at=time.time()),
+        "b": ModelDemand(num_waiting=1, oldest_at=time.time()),
+    }
+    until = time.monotonic() + 3.0
+    while time.monotonic() < until:
+        assert is_loaded(server, crowd, "a"), station.text()
+        time.sleep(0.05)
+    assert states(client)["b"].why
+    crowd.wait_for("b")
+    wait_until(lambda: is_loaded(server, crowd, "b"), station.text)
+
+
+def test_what_fails_to_load_is_told_and_tried_again(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    bad = catalog.entry("b", residency=LAZY, llama={"n_threads": 1, "override_kv": {"no.such.key": 1}})
+    catalog.write(catalog.entry("a", residency=LAZY), bad)
+    station, crowd = station_of(programs, server, catalog), Crowd(client)
+    crowd.wait_for("a", "b")
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    wait_until(lambda: states(client)["b"].status == "failed", lambda: str(states(client)))
+    assert "no.such.key" in states(client)["b"].why
+    catalog.write(catalog.entry("a", residency=LAZY), catalog.entry("b", residency=LAZY))
+    wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
+
+
+def test_a_worker_that_is_killed_while_it_loads_is_a_failure_with_a_reason(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    station, crowd = start(programs, server, catalog), Crowd(client)
+    wait_until(lambda: len(states(client)) == 3, station.text)
+    crowd.wait_for("a")
+    kill_worker(station, crowd)
+    crowd.tell()
+    wait_until(lambda: states(client)["a"].status == "failed", lambda: str(states(client)))
+    assert "SIGKILL" in states(client)["a"].why
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+
+
+def test_a_worker_that_is_killed_while_it_serves_comes_back(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    station, crowd = start(programs, server, catalog), Crowd(client)
+    crowd.wait_for("a")
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    first = boots(server, "a")
+    crowd.use("a")
+    wait_until(lambda: states(client)["a"].status == "loaded", station.text)
+    kill_worker(station, crowd)
+    wait_until(lambda: boots(server, "a").keys() == first.keys() and boots(server, "a") != first, station.text)
+
+
+def test_min_ttl_and_admins(programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis) -> None:
+    catalog.write(
+        catalog.entry("a", residency={"min": 1}),
+        catalog.entry("b", residency={**LAZY, "ttl_s": 1.0}),
+        catalog.entry("c", residency={**LAZY, "autoload": False}),
+    )
+    station, crowd = station_of(programs, server, catalog), Crowd(client)
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    crowd.wait_for("b", "c")
+    wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
+    wait_until(lambda: states(client)["c"].is_hopeless, lambda: str(states(client)))
+    crowd.models = {}
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    client.hset(keys.ASKED, "c", str(time.time()))
+    wait_until(lambda: is_loaded(server, crowd, "a", "c"), station.text)
+    wait_until(lambda: not client.hexists(keys.ASKED, "c"), lambda: "the wish is still there")
+    client.set(keys.unloaded("a"), 1)
+    wait_until(lambda: is_loaded(server, crowd, "c"), station.text)
+    client.delete(keys.unloaded("a"))
+    wait_until(lambda: is_loaded(server, crowd, "a", "c"), station.text)
+
+
+def test_a_redis_that_goes_away_changes_nothing(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    station, crowd = start(programs, server, catalog), Crowd(client)
+    crowd.wait_for("a")
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    first = boots(server, "a")
+    server.restart()  # it comes up empty
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    assert boots(server, "a") == first
+    crowd.wait_for("b")
+    wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
