@@ -60,6 +60,7 @@ from workers.protocol.requests import (
     Thinking,
     ToolCall,
 )
+from workers.protocol.residency import GatewayDemand, MachineModels, ModelDemand, ModelState
 
 FAILURE = Failure(
     FailureCode.CONTEXT_OVERFLOW, "the prompt has 600 tokens, the context 512", "messages", 600, 512, "shorten it"
@@ -292,6 +293,22 @@ MESSAGES = {
     "heartbeat_embed.json": msgspec.structs.replace(HEARTBEAT, kind="embed", width=768),
     "pool_request.json": POOL_REQUEST,
     "pool_request_smallest.json": SMALLEST_POOL_REQUEST,
+    "gateway_demand.json": GatewayDemand(
+        at=1700000000.5,
+        models={
+            "wanted": ModelDemand(num_waiting=2, oldest_at=1700000000.25, predicted_wait_s=1.5),
+            "used": ModelDemand(num_running=3, used_at=1699999999.75),
+        },
+    ),
+    "machine_models.json": MachineModels(
+        at=1700000000.5,
+        models={
+            "loaded": ModelState(status="loaded"),
+            "coming": ModelState(status="loading", progress=0.25, why="2 calls wait for coming"),
+            "broken": ModelState(status="failed", why="out of memory", retry_at=1700000005.5),
+            "large": ModelState(status="unloaded", why="no machine has the memory", is_hopeless=True),
+        },
+    ),
     "pool_request_seeing.json": SEEING_POOL_REQUEST,
     "pool_result.json": POOL_RESULT,
     "submit_adapters.json": SUBMIT_ADAPTERS,
