@@ -41,6 +41,10 @@ class ModelStatus(Struct, frozen=True):
     progress: Any = None
     failed: bool = False
     exit_code: int | None = None
+    reason: str | None = None
+    """Why the model is not loaded, or for whom it is loaded."""
+    retry_at: int | None = None
+    """Unix time at which a model that could not be loaded is tried again."""
 
 
 class Architecture(Struct, frozen=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gateway.admission.local_queue import LocalQueue, Waiter, WaitLimits
 from gateway.routing.placement import ANYWHERE, Ranking
-from gateway.store.client import Filed, Offers, Order
+from gateway.store.client import Filed, Lease, Offers, Order
+from workers.protocol.heartbeat import WorkerAddress
 
 
 def waiter(id: str) -> Waiter:
@@ -20,3 +21,17 @@ def test_an_urgent_call_does_not_make_the_line_look_short() -> None:
     assert queue.num_queued("m") == 500
     queue.set_num_queued("m", 3)
     assert queue.num_queued("m") == 3
+
+
+def test_models_that_are_in_use_or_were_lately() -> None:
+    queue, waiting = LocalQueue(), waiter("waiting")
+    lease = Lease("l1", 1, WorkerAddress("held", "w1", "boot1", "http://w1:1"))
+    queue.add_lease(lease, 100.0, 0.0)
+    queue.add(waiting)
+    assert queue.used_since(200.0) == {"held", "m"}
+    assert (queue.used_at("held"), queue.used_at("m")) == (100.0, None)
+    queue.remove_lease(lease, 150.0)
+    queue.remove(waiting)
+    assert queue.used_at("held") == 150.0
+    assert queue.used_since(149.0) == {"held"}
+    assert not queue.used_since(150.0)
