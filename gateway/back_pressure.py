@@ -106,10 +106,12 @@ def no_slot_in_time(queue: QueueState, waited_s: float, *, is_degraded: bool) ->
     )
 
 
-def no_worker_in_time(model: str, waited_s: float) -> QueueTimeout:
-    """Return the error for a call that has waited for its model's first worker as long as it may."""
+def no_worker_in_time(model: str, waited_s: float, why: str = "") -> QueueTimeout:
+    """Return the error for a call that has waited for its model's first worker as long as it may. `why`: why the model
+    is not loaded yet, in a sentence; empty: nobody says so."""
+    rest = f": {_sentence(why)}; try again later" if why else "; start one, or try again later"
     return QueueTimeout(
-        f"no worker of model {model!r} came in {waited_s:.1f} s (start_timeout_s); start one, or try again later",
+        f"no worker of model {model!r} came in {waited_s:.1f} s (start_timeout_s){rest}",
         retry_after_s=FIRST_WORKER_RETRY_AFTER_S,
     )
 
@@ -117,7 +119,7 @@ def no_worker_in_time(model: str, waited_s: float) -> QueueTimeout:
 def model_not_loaded(model: str, why: str, wait_s: float) -> ModelNotLoaded:
     """Return the error for a call that waits for a model which no machine can load now. `why`: the reason, in a
     sentence; `wait_s`: seconds until it is tried again; 0: it is not tried by itself."""
-    reason = why[:MAX_REASON_CHARS].strip().rstrip(".") or "no machine says why"
+    reason = _sentence(why) or "no machine says why"
     if wait_s > 0:
         wait_s = min(MOST_LOAD_RETRY_AFTER_S, max(LEAST_RETRY_AFTER_S, math.ceil(wait_s)))
         remedy = f"It is tried again in {wait_s:.0f} s; send the request again then, or have an operator look at it."
@@ -126,6 +128,11 @@ def model_not_loaded(model: str, why: str, wait_s: float) -> ModelNotLoaded:
     return ModelNotLoaded(
         f"Model {model!r} can't be loaded now: {reason}. {remedy}", retry_after_s=wait_s or NOT_LOADED_RETRY_AFTER_S
     )
+
+
+def _sentence(why: str) -> str:
+    """Return a reason without the dot at its end, shortened."""
+    return why[:MAX_REASON_CHARS].strip().rstrip(".")
 
 
 def no_worker(model: str) -> NoWorker:

@@ -414,7 +414,8 @@ class Admission:
     def _timeout_error(self, call: Call, waiter: Waiter) -> QueueTimeout:
         waited_s = time.monotonic() - call.received_at
         if not waiter.wait_limits.served:
-            return no_worker_in_time(call.model, waited_s)
+            state = self._states.of(call.model)
+            return no_worker_in_time(call.model, waited_s, "" if state is None else state.why)
         queue = self._ranker.queue_state(call.model)
         return no_slot_in_time(queue, waited_s, is_degraded=self._degraded.is_degraded(call.model))
 

@@ -7,7 +7,7 @@ import pytest
 from gateway.api.openai.model_news import events_of
 from gateway.api.openai.models import status_object
 from gateway.api.operations.explain import residency_object
-from gateway.back_pressure import model_not_loaded, retry_after
+from gateway.back_pressure import model_not_loaded, no_worker_in_time, retry_after
 from gateway.registry.model_states import Refusal, merged
 from workers.protocol.residency import ModelState
 
@@ -45,6 +45,12 @@ def test_the_error_names_model_reason_and_remedy() -> None:
     assert "Waiting alone does not change that" in error.message
     assert retry_after(error) == 30
     assert retry_after(model_not_loaded("big", "", 1e9)) == 3600
+
+
+def test_a_wait_that_was_too_long_has_its_reason() -> None:
+    error = no_worker_in_time("big", 30.0, "memory is being freed by small.")
+    assert error.message.endswith("in 30.0 s (start_timeout_s): memory is being freed by small; try again later")
+    assert no_worker_in_time("big", 30.0).message.endswith("(start_timeout_s); start one, or try again later")
 
 
 @pytest.mark.parametrize(
