@@ -17,6 +17,7 @@ from tests.support.caller import Caller, calling
 from tests.support.fake_supervisor import FakeSupervisor
 from tests.support.stack import Stack
 from tests.support.waiting import until
+from workers.protocol.keys import HEARTBEAT_TTL_S
 from workers.protocol.residency import LIFE_S, ModelState
 
 MODELS = ("small", "large", "coder", "writer", "fast", "other")
@@ -165,7 +166,7 @@ class Events:
         self.response = response
 
     async def next(self) -> dict[str, Any]:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HEARTBEAT_TTL_S + 5):
             async for line in self.response.content:
                 if line.startswith(b"data: "):
                     event: dict[str, Any] = json.loads(line[6:])

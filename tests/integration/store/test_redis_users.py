@@ -196,7 +196,7 @@ async def test_what_gateways_and_supervisors_tell_of_models_needs_nothing_that_i
     told = MachineModels(at=time.time(), models={"m": ModelState(status="failed", why="no memory")})
     await worker.hset(keys.RESIDENCY, "host1", encode(told))
     await states.refresh()
-    assert states.machines("m") == told.models
+    assert states.machines("m") == {"host1": told.models["m"]}
     queue = LocalQueue()
     queue.add_lease(Lease("l1", 1, WorkerAddress("m", "w1", "b1", "http://w1:1")), time.monotonic(), 0.0)
     report = DemandReport(gateway, "g1", queue, lambda model: 0.0, states.is_on_demand)
