@@ -68,7 +68,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What one machine told last."""
+    """The latest report of one machine."""
 
     told: MachineModels
     read_at: float
