@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -50,6 +50,7 @@ from gateway.api.openai.pooled import EmbeddingsDialect, RerankDialect
 from gateway.api.openai.transcription import TranscriptionDialect
 from gateway.api.openai.writing import unserved_handlers
 from gateway.api.operations.accounts import AccountsRoute
+from gateway.api.operations.catalog import CatalogRoutes
 from gateway.api.operations.drain import DrainRoute, InFlightRequests, drain_route_token
 from gateway.api.operations.explain import ExplainRoute
 from gateway.api.operations.health import Ready, health, version
@@ -60,7 +61,7 @@ from gateway.api.responses.socket.memory import Memories
 from gateway.api.resumable import Resumable
 from gateway.api.routes import Routes, answer_models
 from gateway.api.shapes import INPUT_TOKENS
-from gateway.catalog import ModelNames
+from gateway.catalog.live import LiveCatalog
 from gateway.dispatch.call_resolver import CallResolver
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import Dispatcher
@@ -87,7 +88,6 @@ from gateway.telemetry.prompts import UNWRITTEN, WrittenPrompts
 from gateway.usage.usage import Usage, open_usage
 from workers import secret_file
 from workers.http_server.pacer import KnownCallers
-from workers.models import catalog
 from workers.process.limits import HeapUpkeep
 from workers.protocol.control import DRAIN_PATH, left_s
 from workers.protocol.framing import gateway_process
@@ -112,6 +112,7 @@ class App:
     asgi: ASGIApp
     resolver: CallResolver
     pipeline: Pipeline
+    catalog: LiveCatalog
     fleet: Fleet
     admission: Admission
     relay: Relay
@@ -139,6 +140,7 @@ class App:
                 await refresh()
         async with self.accounts.running(), self.usage.closing(), asyncio.TaskGroup() as tasks:
             parts = (
+                self.catalog,
                 self.relay,
                 self.fleet,
                 self.admission,
@@ -217,6 +219,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         asgi=Door(router, core.metrics, core.in_flight, access, tracer, refuses_unknown=refuses),
         resolver=core.resolver,
         pipeline=core.pipeline,
+        catalog=core.catalog,
         fleet=core.fleet,
         admission=core.admission,
         relay=core.relay,
@@ -243,7 +246,7 @@ class _Core:
 
     metrics: Metrics
     unreadable: Unreadable
-    names: ModelNames
+    catalog: LiveCatalog
     keys: Keys
     callers: KnownCallers
     desired_adapters: DesiredAdapters
@@ -268,20 +271,20 @@ class _Core:
 def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     """Build the parts that carry calls, which the routes use. Raises CatalogError."""
     gateway_id = settings.gateway_id or secrets.token_hex(6)
-    names = ModelNames(catalog.load(settings.catalog) if settings.catalog else None)
-    callers = KnownCallers()
-    keys = Keys(verified=callers.verified)
     metrics, in_flight = Metrics(CollectorRegistry()), InFlightRequests()
+    catalog = LiveCatalog(settings.catalog, metrics.note_catalog)
+    callers, keys = _keys()
     unreadable = Unreadable(lambda kind: metrics.unreadable.labels(kind).inc())
     # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
     process = gateway_process(gateway_id, secrets.token_hex(4))
     memory = MemoryBudget(settings.call_memory_bytes or _default_memory(settings))
     relay = Relay(process, settings.worker_secret, settings.stream_buffer_events, memory.reserve)
-    desired_adapters = DesiredAdapters(redis, lambda: fleet.snapshot.models, unreadable, names.scales)
+    desired_adapters = DesiredAdapters(redis, lambda: fleet.snapshot.models, unreadable, lambda: catalog.names.scales)
     fleet = _fleet(settings, redis, metrics, unreadable, desired_adapters)
     fleet.listen(lambda snapshot: relay.follow(_beats(snapshot)))
     fleet.uphold(relay.hears)
-    first = FirstWorkers(names.meant, settings.ready_wait_s)
+    first = FirstWorkers(catalog.names.meant, settings.ready_wait_s)
+    catalog.listen(lambda names: first.only(names.meant))
     fleet.listen(first.follow)
     of_line = {"max_queue": settings.max_queue, "max_queue_per_team": settings.max_queue_per_team}
     took = metrics.script_took
@@ -293,7 +296,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     dispatcher = Dispatcher(fleet, admission, relay, metrics, limits, adapters)
     prices = Prices(keys.directory)
     usage = _usage(settings, redis, metrics, prices)
-    resolver = CallResolver(names, fleet, metrics, limits, usage.begin)
+    resolver = CallResolver(catalog, fleet, metrics, limits, usage.begin)
     limit_store = LimitStore(redis, process, took=took)
     rate_limits = RateLimits(limit_store, keys.directory, prices, fleet.pool, metrics.limited)
     pipeline = Pipeline(dispatcher, adapters, limits, prompts, rate_limits)
@@ -302,7 +305,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     return _Core(
         metrics=metrics,
         unreadable=unreadable,
-        names=names,
+        catalog=catalog,
         keys=keys,
         callers=callers,
         desired_adapters=desired_adapters,
@@ -317,12 +320,20 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         recordings=_recordings(settings, redis, gateway_id, keys.directory.storage),
         sockets=sockets,
         in_flight=in_flight,
-        gauges=GaugeCollector(metrics, fleet, admission, dispatcher.workers, names.models, leaving, sockets),
+        gauges=GaugeCollector(
+            metrics, fleet, admission, dispatcher.workers, lambda: catalog.names.models, leaving, sockets
+        ),
         is_leaving=leaving,
         first=first,
         limit_sync=LimitSync(rate_limits, limit_store),
         usage=usage,
     )
+
+
+def _keys() -> tuple[KnownCallers, Keys]:
+    """Return the callers whose keys were found good, and the keys."""
+    callers = KnownCallers()
+    return callers, Keys(verified=callers.verified)
 
 
 def _fleet(
@@ -362,8 +373,8 @@ def _handlers(
     settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, access: AccessControl
 ) -> Mapping[str, Handler]:
     """Return name -> handler for all routes. The names are those of `gateway.api.routes`."""
-    resolver, pipeline, fleet, names = core.resolver, core.pipeline, core.fleet, core.names
-    decoding, longest = DecodingThread(), lambda: longest_context(fleet.snapshot, names)
+    resolver, pipeline, fleet, catalog = core.resolver, core.pipeline, core.fleet, core.catalog
+    decoding, longest = DecodingThread(), lambda: longest_context(fleet.snapshot, catalog.names.models)
     max_media_bytes = settings.max_media_body_mib * MIB
     media = MediaBounds(max_media_bytes, settings.max_media_mib * MIB)
     intake = Intake(settings.max_body_bytes, core.memory, decoding, longest, media)
@@ -372,8 +383,8 @@ def _handlers(
     loader = MediaLoader(fleet, Fetcher(_fetch_bounds(settings)), max_media_bytes, settings.max_body_bytes)
     calls = CallHandlers(resolver, pipeline, intake, pings, resumable, core.queries, loader)
     reader, desired_models, chat = RequestReader(resolver, intake), DesiredModels(redis), ChatDialect()
-    listing = Models(names, fleet, desired_models)
-    models = partial(answer_models, listing.show, ModelInfos(names, fleet).show)
+    listing = Models(catalog, fleet, desired_models)
+    models = partial(answer_models, listing.show, ModelInfos(catalog, fleet).show)
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     of_sockets = (core.sockets, Memories(settings.socket_bytes_per_team), bounds)
     storage_of = core.keys.directory.storage
@@ -382,7 +393,8 @@ def _handlers(
     circuits, queues = core.dispatcher.workers.circuits, QueueInspector(redis)
     targets = [address for address in settings.gateway_targets.split(",") if address]
     shared_ports = (settings.port, settings.admin_port) if targets else ()
-    ready = Ready(redis, fleet, core.admission, core.is_leaving, names.models, core.first, desired_models)
+    ready = Ready(redis, fleet, core.admission, core.is_leaving, catalog, core.first, desired_models)
+    routes_of_catalog = CatalogRoutes(catalog)
     return {
         "chat": calls.generate(chat, takes_media=True),
         "chat_input_tokens": calls.count_tokens(read_chat_prompt, INPUT_TOKENS),
@@ -402,6 +414,8 @@ def _handlers(
         "version": version,
         "ready": ready.answer,
         "drain": DrainRoute(core.in_flight, resolver, pipeline, core.sockets).answer,
+        "catalog": routes_of_catalog.show,
+        "reload_catalog": routes_of_catalog.reload,
         "explain": ExplainRoute(reader, pipeline.adapters, circuits, fleet, core.admission, queues, chat).answer,
         "metrics": MetricsPage(core.metrics.registry, core.gauges.update, shared_ports, targets).answer,
         "targets": Targets(fleet, targets).answer,
@@ -458,9 +472,11 @@ async def _key_store(
     return KeyStore(redis, secret, keys, (*fixed, first) if settings.api_key else fixed, first, unreadable)
 
 
-def longest_context(snapshot: FleetSnapshot, names: ModelNames) -> int:
-    """Return the tokens of the longest context in the fleet; LONGEST_CONTEXT as long as some model has no worker."""
-    if not all(snapshot.workers.get(model) for model in names.models | snapshot.models):
+def longest_context(snapshot: FleetSnapshot, named: Set[str]) -> int:
+    """Return the tokens of the longest context in the fleet; LONGEST_CONTEXT as long as some model has no worker.
+
+    `named`: the models of the catalog."""
+    if not all(snapshot.workers.get(model) for model in named | snapshot.models):
         return LONGEST_CONTEXT
     return max((beat.n_ctx for beat in _beats(snapshot)), default=LONGEST_CONTEXT)
 

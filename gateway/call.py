@@ -60,6 +60,8 @@ class Principal:
     """Which of them is blocked, such as `The team 'red'`; empty: none."""
     by_token: bool = False
     """Whether it is a user with a token of an identity provider, who has no key: `key_id` only names the calls."""
+    of_settings: bool = False
+    """Whether the key is one of this gateway's settings, which the accounts service does not know."""
 
     def may_use(self, alias: str) -> bool:
         return self.aliases is None or alias in self.aliases

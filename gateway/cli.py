@@ -32,6 +32,7 @@ BENCH = "puts the load of many users on any OpenAI-compatible address, and repor
 CHAT = "talks to a model in this terminal, or answers what comes in on a pipe"
 COMPLETION = "prints what makes a shell complete these commands: completion bash|zsh|fish"
 REDIS = "users for a Redis of your own, each with no more rights than it needs: redis acl"
+IMPORT = "makes a catalog of a configuration file of llama-swap or LiteLLM"
 CONFIG = "shows the settings and where each comes from: config show|schema|docs|compatibility|metrics"
 
 ADMIN = {
@@ -83,6 +84,8 @@ def _main() -> int:
         return int(import_module("gateway.commands.accounts.command").main(name, args, known, ADMIN))
     if name == "completion":
         return int(import_module("gateway.commands.completion").main(args, dict(rows())))
+    if name == "import":
+        return int(import_module("gateway.commands.imports.command").main(args))
     if name == "redis":
         return int(import_module("gateway.commands.redis_acl").main(args))
     if name == "bench":
@@ -108,6 +111,7 @@ def rows() -> list[tuple[str, str]]:
         ("completion", COMPLETION),
         ("config", CONFIG),
         ("drain", workers_cli.DRAIN),
+        ("import", IMPORT),
         ("models", workers_cli.MODELS),
         ("redis", REDIS),
         *ADMIN.items(),

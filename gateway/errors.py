@@ -10,6 +10,7 @@ PaddockError                     status  type
 │   ├── TakesTooMuch             413       code request_too_large
 │   ├── BodyTooSlow              408       code request_body_timeout
 │   ├── PreviousNotFound         400       code previous_response_not_found
+│   ├── CatalogRefused           400       code catalog_refused
 │   ├── ConnectionLimit          400       code websocket_connection_limit_reached
 │   ├── StreamLimit              400       code websocket_stream_limit_reached
 │   └── UnsupportedParameter     400       code unsupported_parameter
@@ -138,6 +139,12 @@ class PreviousNotFound(InvalidRequest):
     """The response to continue does not exist. Status 400, as at OpenAI, since the request asks for a new response."""
 
     code = "previous_response_not_found"
+
+
+class CatalogRefused(InvalidRequest):
+    """The catalog's file can't be used; the one before stays in use."""
+
+    code = "catalog_refused"
 
 
 class ConnectionLimit(InvalidRequest):

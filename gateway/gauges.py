@@ -78,11 +78,11 @@ class GaugeCollector:
         fleet: FleetView,
         admission: AdmissionView,
         dispatch: DispatchView,
-        named: frozenset[str],
+        named: Callable[[], frozenset[str]],
         stopping: Callable[[], bool],
         sockets: Sockets,
     ) -> None:
-        """`named`: the models of the catalog, which are shown even if nobody serves or calls them."""
+        """`named` returns the models of the catalog, which are shown even if nobody serves or calls them."""
         self._metrics = metrics
         self._fleet = fleet
         self._admission = admission
@@ -112,7 +112,7 @@ class GaugeCollector:
         """Set the gauges."""
         snapshot, now = self._fleet.snapshot, self._metrics
         unqueued = self._dispatch.waiting_for_worker()
-        models = sorted(self._named | snapshot.models | set(self._admission.models) | unqueued.keys())
+        models = sorted(self._named() | snapshot.models | set(self._admission.models) | unqueued.keys())
         self._metrics.announce(models)
         self._update_queue(models, unqueued)
         self._update_fleet(models)

@@ -318,7 +318,7 @@ def _register_adapters(registry: AdapterRegistry, adapters: Iterable[AdapterSpec
     """Load the adapters that the settings list. Raises AdapterError, SettingUnusable."""
     for adapter in adapters:
         try:
-            path = Path(adapter.path).expanduser()
+            path = Path(adapter.path or "").expanduser()
             info = registry.register(adapter.name, path, pinned=adapter.pinned, fixed=True)
         except CallFailed as failed:
             raise SettingUnusable(f"adapters: {adapter.name}: {failed.failure.message}") from None

@@ -1,4 +1,4 @@
-"""The workers' half of the `paddock` program: `python -m workers.cli worker|supervisor|fetch|models|cache|drain`."""
+"""The workers' half of the `paddock` program: `python -m workers.cli worker|supervisor|models|cache|drain`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,13 @@ COMMANDS = {
         "this machine's workers against a given Redis",
         "worker",
     ),
-    "fetch": Command(
-        "workers.settings:SupervisorSettings",
-        "workers.commands.fetch:run",
-        "fetches the models that a catalog or --hf names, and prints their paths",
-        "worker",
-    ),
 }
 
-MODELS_MODULE = "workers.commands.models_plan"
+MODELS_MODULE = "workers.commands.models.command"
 CACHE_MODULE = "workers.commands.cache"
 DRAIN_MODULE = "workers.commands.drain"
 DRAIN = "takes a gateway or a worker out of service and waits: drain gateway|worker"
-MODELS = "what the models would take of this machine's memory: models plan"
+MODELS = "models on this machine and of the hub: models list|pull|plan|show|verify|rm"
 CACHE = "cached prompts on disk: cache show|erase"
 
 

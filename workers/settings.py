@@ -141,7 +141,7 @@ SPEC_FIELDS = {
 }
 """Name -> field of `ModelSpec`, those of `ChatDefaults` last. `with_spec_fields` makes settings from them."""
 
-NOT_OF_MODELS = frozenset({"name", "path", "hf", "workers", "gpus", "tags"})
+NOT_OF_MODELS = frozenset({"name", "path", "hf", "workers", "residency", "gpus", "tags"})
 """`ModelSpec` fields that `ModelSettings` lacks: its `alias` and `model` set two, supervisors or catalogs the rest."""
 
 Settings = TypeVar("Settings", bound=BaseSettings)
@@ -309,6 +309,19 @@ class SupervisorSettings(EveryWorkerSettings):
             "in the state folder"
         ),
     ] = None
+    models_mib: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=2**30,
+            description="most MiB of files in models_dir: a download that would exceed it is refused before it begins; "
+            "0: as the disk allows. It does not bound a cache that HF_HOME or HF_HUB_CACHE names",
+        ),
+    ] = 0
+    offline: Annotated[
+        bool,
+        Field(description="fetch nothing, and serve what is there; HF_HUB_OFFLINE does the same"),
+    ] = False
     fetch_timeout_s: Annotated[
         float,
         Field(gt=0, description="longest download of a model; what has come is kept, and the next start goes on there"),

@@ -29,7 +29,7 @@ from workers.llama.native import AdapterError, build_id
 from workers.llama.pooling import is_pooled
 from workers.models.catalog import CatalogError
 from workers.models.cores import cores_of, text_of
-from workers.models.files import DRAFT, PROJECTOR, first_part
+from workers.models.files import ADAPTER, DRAFT, PROJECTOR, first_part, plain_name
 from workers.models.spec import NO_PROJECTOR, ModelSpec
 from workers.pooled_worker import open_pooled_worker
 from workers.process import log_lines
@@ -148,18 +148,26 @@ def spec_of(settings: WorkerSettings) -> ModelSpec:
 
 
 def _with_companions(spec: ModelSpec, model: Path | None) -> ModelSpec:
-    """Return the spec with the files of its projector and its draft model. Those of the hub lie beside the model where
-    `paddock fetch` has put them."""
+    """Return the spec with the files of its projector, draft model and adapters. Those of the hub lie beside the model
+    where `paddock models pull` has put them."""
     beside = (model or Path()).expanduser()
     if not beside.name:  # `.` or `/`: whoever loads the model says that it is no file
         return spec
-    projector = beside.with_stem(f"{beside.stem}{PROJECTOR}")
-    if not spec.projector and projector.is_file():
-        spec = replace(spec, projector=str(projector))
+
+    def companion(ending: str) -> Path:
+        return beside.with_stem(f"{beside.stem}{ending}")
+
+    if not spec.projector and companion(PROJECTOR).is_file():
+        spec = replace(spec, projector=str(companion(PROJECTOR)))
+    adapters = tuple(
+        replace(one, path=str(companion(f"{ADAPTER}{plain_name(one.name)}")), hf=None) if one.hf else one
+        for one in spec.adapters
+    )
+    spec = replace(spec, adapters=adapters)
     draft = spec.speculation.draft
     if draft is None:
         return spec
-    path = Path(draft.path).expanduser() if draft.path else beside.with_stem(f"{beside.stem}{DRAFT}")
+    path = Path(draft.path).expanduser() if draft.path else companion(DRAFT)
     found = replace(draft, path=str(first_part(path)), hf=None)
     return replace(spec, speculation=replace(spec.speculation, draft=found))
 

@@ -80,8 +80,12 @@ def append(
     team: str,
     before: dict[str, Any] | None,
     after: dict[str, Any] | None,
+    *,
+    is_logged: bool = True,
 ) -> int:
-    """Write the row of a change, and return its number. No other transaction changes access meanwhile."""
+    """Write the row of a change, and return its number. No other transaction changes access meanwhile.
+
+    `is_logged`: False for a change that will be taken back."""
     last = connection.execute(select(audit.c.number, audit.c.hash).order_by(desc(audit.c.number)).limit(1)).first()
     number, previous = (last.number, last.hash) if last is not None else (0, FIRST_HASH)
     row: dict[str, Any] = {
@@ -100,8 +104,9 @@ def append(
     }
     row["hash"] = hash_of(row)
     connection.execute(insert(audit).values(**row))
-    fields = {name: row[name] for name in ("number", "actor", "action", "kind", "subject", "hash")}
-    log.info("access changed", extra={"fields": {"audit": fields}})
+    if is_logged:
+        fields = {name: row[name] for name in ("number", "actor", "action", "kind", "subject", "hash")}
+        log.info("access changed", extra={"fields": {"audit": fields}})
     return number + 1
 
 
@@ -144,3 +149,14 @@ def hash_of(row: Any) -> str:
 
 def _decoded(text: str | None) -> dict[str, Any] | None:
     return None if text is None else msgspec.json.decode(text, type=dict[str, Any])
+
+
+def was_deleted(connection: Connection, kind: str, name: str) -> bool:
+    """Return whether the last change of a record of this name deleted it."""
+    last = connection.execute(
+        select(audit.c.action)
+        .where(audit.c.kind == kind, audit.c.subject == name)
+        .order_by(audit.c.number.desc())
+        .limit(1)
+    ).scalar()
+    return last == "delete"

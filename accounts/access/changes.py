@@ -15,10 +15,11 @@ from typing import Any, Protocol
 import msgspec
 from sqlalchemy import Connection, text
 
-from accounts.access import audit, records
-from accounts.access.records import KEY, Kind, RecordT, Stored
+from accounts.access import audit, records, rights
+from accounts.access.records import KEY, USER, Kind, RecordT, Stored
 from accounts.access.rights import Actor
 from accounts.database.database import Database
+from accounts.errors import Forbidden
 from accounts.protocol.records import AccessRecord, TeamRecord
 
 LOCK = 0x61_63_63_73
@@ -49,6 +50,8 @@ class Change:
     now: float
     number: int = 0
     """Number of its last row in the audit; 0: nothing was changed."""
+    dry_run: bool = False
+    """Whether nothing of it stays: it is told to nobody."""
     is_published: bool = True
     """After the end of `Changes.begin`: whether gateways can read the change in Redis."""
 
@@ -82,7 +85,9 @@ class Change:
         after: dict[str, Any] | None,
     ) -> None:
         """Write the audit's row of a change that the caller makes itself on this connection."""
-        self.number = audit.append(self.connection, self.actor, action, kind, subject, team, before, after)
+        self.number = audit.append(
+            self.connection, self.actor, action, kind, subject, team, before, after, is_logged=not self.dry_run
+        )
 
 
 class Changes:
@@ -96,16 +101,28 @@ class Changes:
     def begin(self, actor: Actor, *, dry_run: bool = False) -> Iterator[Change]:
         """Yield a change, which is committed and published at the block's end unless the block raises.
 
-        `dry_run`: nothing of it stays."""
+        `dry_run`: nothing of it stays. Raises Forbidden if the caller's key or user has just been taken away."""
         with self.database.transaction() as connection:
             if not self.database.is_sqlite:
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))
-            change = Change(connection, actor, time())
+            change = Change(connection, actor, time(), dry_run=dry_run)
+            _require_current(change)
             yield change
             if dry_run:
                 connection.rollback()
         if change.number and not dry_run:
             change.is_published = self._publisher.publish(change.number)
+
+
+def _require_current(change: Change) -> None:
+    actor = change.actor
+    if actor.key and not actor.of_settings:
+        own = records.find(change.connection, KEY, actor.key)
+        if own is not None or audit.was_deleted(change.connection, KEY.name, actor.key):
+            rights.require_key_current(actor, None if own is None else own.record, change.now)
+    user = records.find(change.connection, USER, actor.user) if actor.user else None
+    if user is not None and user.record.blocked:
+        raise Forbidden(f"The user {actor.user} is blocked. Ask an admin.")
 
 
 def team_of(stored: Stored[Any]) -> str:

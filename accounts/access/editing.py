@@ -11,7 +11,7 @@ import msgspec
 
 from accounts.access.records import KEY, USER, Kind, RecordT, Stored
 from accounts.errors import Conflict, Invalid
-from accounts.protocol.records import STORAGE_LIMITS
+from accounts.protocol.records import RESERVED_PREFIXES, STORAGE_LIMITS, reserved_name
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 Document = dict[str, Any]
@@ -89,6 +89,9 @@ def require_name(name: str, kind: Kind[Any]) -> None:
             "`. : = -`.",
             param="name",
         )
+    if kind is KEY and name.startswith(RESERVED_PREFIXES):
+        message = reserved_name(name)
+        raise Invalid(f"{message[0].upper()}{message[1:]}.", param="name")
 
 
 def required(document: Document, field: str) -> str:

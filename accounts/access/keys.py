@@ -69,6 +69,7 @@ class Keys:
                 raise Invalid("The key would have expired already; name a later time.", param="expires_at")
             require_possible(change, after.record)
             rights.require_within(actor, own_record(change), _team(change, after.record.team), after.record)
+            rights.require_person(actor, "", after.record.user)
             made = change.save("create", KEY, None, after)
         return Minted(secret=secret, key=made, is_published=change.is_published)
 
@@ -102,6 +103,7 @@ class Keys:
             require_possible(change, after.record)
             if action == "update":  # a manager may block what it could not make
                 rights.require_within(actor, own_record(change), _team(change, after.record.team), after.record)
+                rights.require_person(actor, before.record.user, after.record.user)
             if after == before:
                 return before, True
             after = change.save(action, KEY, before, after)
@@ -197,7 +199,8 @@ def role_in(membership: Role | None, is_admin: bool) -> Role | None:
 
 def own_record(change: Change) -> AccessRecord | None:
     """Return the record of the caller's key; None: the database does not know it."""
-    own = records.find(change.connection, KEY, change.actor.key) if change.actor.key else None
+    actor = change.actor
+    own = records.find(change.connection, KEY, actor.key) if actor.key and not actor.of_settings else None
     return own.record if own is not None else None
 
 

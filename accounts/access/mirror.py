@@ -159,7 +159,7 @@ class Adoption:
                         kept = msgspec.structs.replace(before.record, sha256=record.sha256)
                         change.save("adopt", KEY, before, msgspec.structs.replace(before, record=kept))
                         num_taken_in += 1
-                elif _was_deleted(change.connection, name):
+                elif audit.was_deleted(change.connection, KEY.name, name):
                     deleted.append(f"{KEY_MEMBER}{name}")
                 elif record.sha256 in hashes:
                     log.warning("the key %s in Redis is not taken into the database: another one has its hash", name)
@@ -193,13 +193,3 @@ def read_prices(connection: Connection) -> tuple[Price, ...]:
 def _decode(kind: Kind[Any], text: str) -> AnyRecord:
     found: AnyRecord = msgspec.json.decode(text, type=kind.record)
     return found
-
-
-def _was_deleted(connection: Connection, name: str) -> bool:
-    last = connection.execute(
-        select(audit_rows.c.action)
-        .where(audit_rows.c.kind == KEY.name, audit_rows.c.subject == name)
-        .order_by(audit_rows.c.number.desc())
-        .limit(1)
-    ).scalar()
-    return last == "delete"

@@ -62,6 +62,8 @@ class Publisher:
         self._moved = asyncio.Condition()
         self._is_failing = False
         self._rebuilt_at = float("-inf")
+        self._has_met_first_key = False
+        """Whether Redis had the first key: a gateway that starts after this service writes it when it has rebuilt."""
         self._others: tuple[str, float] = ("", 0.0)
         """The last position of another service that rebuilds, and since when it has been that, by time.monotonic()."""
 
@@ -118,6 +120,8 @@ class Publisher:
             return
         if number is None or time.monotonic() > self._rebuilt_at + REBUILD_S:
             found, number = await self._rebuild(found, database)
+        elif not self._has_met_first_key and await self._is_first_key_new():
+            _, last = await asyncio.to_thread(self._mirror.position)
         while number < last:
             changes, upto = await asyncio.to_thread(self._mirror.since, number)
             if any(change.member == FIRST_KEY for change in changes) and await self._is_first_key_new():
@@ -200,6 +204,7 @@ class Publisher:
         value = await self._ask("HGET", keys.ACCESS_KEYS, FIRST_KEY_NAME)
         if value is None:
             return False
+        self._has_met_first_key = True
         return (await asyncio.to_thread(self._adoption.adopt, {FIRST_KEY: value})).num_taken_in > 0
 
     async def _ask(self, *command: str | int | bytes) -> Any:

@@ -36,6 +36,8 @@ class Actor:
     team: str = ""
     key: str = ""
     """Name of the API key; empty: none."""
+    of_settings: bool = False
+    """Whether the key is one of a gateway's settings: a key of its name in the database is another one."""
     user: str = ""
     address: str = ""
     request_id: str = ""
@@ -48,12 +50,41 @@ class Actor:
 def actor_of(caller: Caller) -> Actor:
     """Return the actor of a request. The caller's role is known."""
     name = f"key:{caller.key}" if caller.key else f"user:{caller.user}"
-    return Actor(name, caller.role or "user", caller.team, caller.key, caller.user, caller.address, caller.request_id)
+    return Actor(
+        name,
+        caller.role or "user",
+        caller.team,
+        caller.key,
+        caller.of_settings,
+        caller.user,
+        caller.address,
+        caller.request_id,
+    )
 
 
 def system(part: str) -> Actor:
     """Return the actor that stands for a part of Paddock."""
     return Actor(part, "admin")
+
+
+def require_key_current(actor: Actor, own: AccessRecord | None, now: float) -> None:
+    """Raise Forbidden if the caller's key has lost since what its gateway knows of it. `own`: its record.
+
+    A gateway may be a second behind: within it, a key that was taken away could make one that stays."""
+    if own is None or own.blocked or (own.expires_at is not None and own.expires_at <= now):
+        raise Forbidden(f"{actor.name} has just been taken away, blocked, or has expired.")
+    if RANKS.get(own.granted_role, 0) < RANKS.get(actor.role, 0) or (own.team != actor.team and not actor.is_admin):
+        raise Forbidden(f"{actor.name} has just lost the rights that this takes; send the request again.")
+
+
+def require_person(actor: Actor, before: str, wanted: str) -> None:
+    """Raise Forbidden if a key would become that of another person: its holder would see and use what is theirs, in
+    other teams too. `before`: the user whose key it is."""
+    if not actor.is_admin and wanted and wanted not in (before, actor.user):
+        raise Forbidden(
+            f"Only an admin may make a key that counts as {wanted}'s; leave `user` out, for a key of the team.",
+            param="user",
+        )
 
 
 def require_admin(actor: Actor, what: str) -> None:

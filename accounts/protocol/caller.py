@@ -20,6 +20,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str = ""
     """Name of the API key; empty: the request has none (a route that needs no key, or a token of single sign-on)."""
+    of_settings: bool = False
+    """Whether the key is one of the gateway's settings: a key of its name in the database is another one."""
     user: str = ""
     team: str = ""
     organisation: str = ""

@@ -19,6 +19,12 @@ import msgspec
 from msgspec import Meta
 
 FIRST_KEY_NAME = "first"
+SESSION_PREFIX = "session-"
+"""Beginning of the names of keys of people who have signed in."""
+PERSON_PREFIX = "user:"
+"""Beginning of the key id of calls with a token of an identity provider; the user's name follows."""
+RESERVED_PREFIXES = (SESSION_PREFIX, PERSON_PREFIX)
+"""Beginnings that no other key's name may have: usage, limits and audit would take it for a person's."""
 DEFAULT_TEAM = "default"
 DEFAULT_ORGANISATION = "default"
 LEAST_WEIGHT = 0.001
@@ -238,6 +244,12 @@ def digest(key: str) -> str:
 def first_record(key: str) -> AccessRecord:
     """Return the record of the first key, which may do everything."""
     return AccessRecord(name=FIRST_KEY_NAME, sha256=digest(key), admin=True)
+
+
+def reserved_name(name: str) -> str:
+    """Return what is wrong with a key's name that begins as those of signed-in people do."""
+    begins = " and ".join(f"`{prefix}`" for prefix in RESERVED_PREFIXES)
+    return f"the name {name!r} is reserved: {begins} begin the names of people who have signed in; choose another one"
 
 
 def read_records(setting: str) -> tuple[AccessRecord, ...]:

@@ -23,13 +23,11 @@ from accounts.errors import Forbidden
 from accounts.oidc.people import Grant, Person, granted
 from accounts.protocol.caller import Caller
 from accounts.protocol.key_format import new_key
-from accounts.protocol.records import AccessRecord, Role, TeamRecord, UserRecord, digest
+from accounts.protocol.records import SESSION_PREFIX, AccessRecord, Role, TeamRecord, UserRecord, digest
 from accounts.protocol.sign_on import SignOn
 
 METADATA = "single_sign_on"
 """Field of a user's metadata that notes what single sign-on gave."""
-KEY_PREFIX = "session-"
-"""Beginning of the names of keys that are sessions."""
 SESSION = "session"
 """Kind of the rows in the table `sessions` that say when such a key has expired."""
 MAX_SESSIONS = 20
@@ -81,7 +79,7 @@ class Members:
 
     def sign_out(self, caller: Caller) -> bool:
         """Delete the caller's key if it is a session. Return whether it was."""
-        if not caller.key.startswith(KEY_PREFIX):
+        if not caller.key.startswith(SESSION_PREFIX):
             return False
         with self._changes.begin(_actor(caller.user, caller)) as change:
             return _end(change, caller.key)
@@ -117,13 +115,13 @@ class Members:
 
     def _begin(self, change: Change, user: str, grant: Grant) -> Session:
         """Make the key of a session, and end the oldest ones if there are too many."""
-        is_session = (api_keys.c.user == user, api_keys.c.name.startswith(KEY_PREFIX, autoescape=True))
+        is_session = (api_keys.c.user == user, api_keys.c.name.startswith(SESSION_PREFIX, autoescape=True))
         theirs = records.page(change.connection, KEY, is_session, "", 10 * MAX_SESSIONS)
         for old in sorted(theirs, key=lambda each: each.created_at)[: max(0, len(theirs) - MAX_SESSIONS + 1)]:
             _end(change, old.record.name)
         secret, expires_at = new_key(), change.now + self._sign_on.session_s
         record = AccessRecord(
-            name=KEY_PREFIX + secrets.token_hex(8),
+            name=SESSION_PREFIX + secrets.token_hex(8),
             sha256=digest(secret),
             team=grant.team,
             role=grant.role,

@@ -76,9 +76,13 @@ def _scope(caller: Caller, asked: Mapping[str, str]) -> Mapping[str, str]:
         column, own = "key", caller.key
     if not own:
         raise Forbidden(f"The caller has no {column}, and so no usage of its own. Ask an admin.")
-    if asked.get(column, own) != own:
-        raise Forbidden(f"A caller with the role {caller.role} sees the usage of its own {column} only: {own}.")
-    return {column: own}
+    scope = {column: own}
+    if column == "key":
+        scope["team"] = caller.team  # a key of another team may have had this name before
+    for name, value in scope.items():
+        if asked.get(name, value) != value:
+            raise Forbidden(f"A caller with the role {caller.role} sees the usage of its own {name} only: {value}.")
+    return scope
 
 
 def time_of(text: str, name: str) -> float | None:

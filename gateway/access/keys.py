@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from time import time
 
 from starlette.types import Scope
@@ -114,12 +115,16 @@ class Keys:
         return self._holders.get(asked) or self._made(asked)
 
     def _made(self, sha256: bytes) -> Holder | None:
-        record = self._fixed.get(sha256) or self._index.find(sha256)
+        fixed = self._fixed.get(sha256)
+        record = fixed or self._index.find(sha256)
         if record is None:
             return None
+        principal = self.directory.principal(record)
+        if fixed is not None:
+            principal = replace(principal, of_settings=True)
         if len(self._holders) >= MAX_HOLDERS:
             self._holders.clear()
-        holder = self._holders[sha256] = make_holder(record, sha256.hex(), self.directory.principal(record))
+        holder = self._holders[sha256] = make_holder(record, sha256.hex(), principal)
         return holder
 
     def _forget(self, hashes: Iterable[bytes]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from accounts.oidc.people import Person, granted, person_of
 from accounts.oidc.providers import KnownProvider, Providers
 from accounts.oidc.verification import TokenRefused, is_token, valid_until, verify
-from accounts.protocol.records import MAX_NAME_CHARS, AccessRecord
+from accounts.protocol.records import MAX_NAME_CHARS, PERSON_PREFIX, AccessRecord
 from accounts.protocol.sign_on import SignOn
 from gateway.access.directory import Directory
 from gateway.back_pressure import provider_unavailable
@@ -25,8 +25,6 @@ from gateway.errors import AuthenticationFailed, PermissionDenied, TokenNotAccep
 
 MAX_REMEMBERED = 10_000
 """Maximum number of verified tokens that are remembered; the one that was used longest ago is forgotten first."""
-PREFIX = "user:"
-"""Beginning of the key id of calls with a token; the user's name follows."""
 
 
 @dataclass(slots=True)
@@ -134,7 +132,7 @@ def tokens_of(sign_on: SignOn, directory: Directory, verified: Callable[[bytes],
 
 def _key_id(user: str) -> str:
     """Return the key id of a user's calls; a long name is cut, and told apart by a hash."""
-    name = PREFIX + user
+    name = PERSON_PREFIX + user
     if len(name) <= MAX_NAME_CHARS:
         return name
     return f"{name[: MAX_NAME_CHARS - 13]}~{hashlib.sha256(user.encode()).hexdigest()[:12]}"

@@ -68,15 +68,31 @@ def visible_adapters(known: Sequence[str], principal: Principal) -> list[str]:
     return [name for name in known if principal.admin or principal.may_use(name)]
 
 
+def first_adapter(asked: Sequence[AdapterUse], known: Sequence[str]) -> str:
+    """Return the name of the first adapter that a request turns on, also if it names it by number; empty: none."""
+    for use in asked:
+        if use.scale:
+            return _known_name(use.name, known) or use.name
+    return ""
+
+
 def find_adapter(wanted: str, known: Sequence[str], principal: Principal) -> str:
     """Return the adapter of this name or number. Raises InvalidRequest, which lists the adapters the key may use."""
+    name = _known_name(wanted, known)
+    if not name:
+        raise InvalidRequest(
+            f"`lora` names {wanted[:128]!r}, which is no adapter here. {_list_usable(known, principal)}", param="lora"
+        )
+    return name
+
+
+def _known_name(wanted: str, known: Sequence[str]) -> str:
+    """Return the adapter of this name or number; empty: there is none."""
     if wanted in known:
         return wanted
     if wanted.isascii() and wanted.isdigit() and len(wanted) < 9 and int(wanted) < len(known):
         return known[int(wanted)]
-    raise InvalidRequest(
-        f"`lora` names {wanted[:128]!r}, which is no adapter here. {_list_usable(known, principal)}", param="lora"
-    )
+    return ""
 
 
 def _permit(use: AdapterUse, known: Sequence[str], principal: Principal) -> AdapterUse:

@@ -69,7 +69,9 @@ class _Known:
 _NOTHING = _Known()
 
 
-NO_SCALES: Mapping[str, Mapping[str, float]] = {}
+def no_scales() -> Mapping[str, Mapping[str, float]]:
+    """Return no scales: the default `defaults` of `DesiredAdapters`."""
+    return {}
 
 
 class DesiredAdapters:
@@ -81,10 +83,10 @@ class DesiredAdapters:
         redis: redis.asyncio.Redis,
         models: Callable[[], Iterable[str]],
         unreadable: Unreadable | None = None,
-        defaults: Mapping[str, Mapping[str, float]] = NO_SCALES,
+        defaults: Callable[[], Mapping[str, Mapping[str, float]]] = no_scales,
     ) -> None:
-        """`models` returns the models to read; `unreadable` counts values that can't be read. `defaults`: model -> the
-        catalog's scales, used for adapters whose scale nobody has set."""
+        """`models` returns the models to read; `unreadable` counts values that can't be read. `defaults` returns
+        model -> the catalog's scales, used for adapters whose scale nobody has set."""
         self._defaults = defaults
         self._unreadable = unreadable or Unreadable()
         self._redis = redis
@@ -109,7 +111,7 @@ class DesiredAdapters:
 
     def scales(self, model: str) -> Mapping[str, float]:
         """Return adapter -> scale for calls to the model that name no adapters."""
-        own, known = self._defaults.get(model, {}), self._known.get(model, _NOTHING).scales
+        own, known = self._defaults().get(model, {}), self._known.get(model, _NOTHING).scales
         return {**own, **known} if own else known
 
     def contents(self) -> Mapping[str, Contents]:
@@ -160,7 +162,7 @@ class DesiredAdapters:
 
     async def set_scales(self, model: str, scales: Mapping[str, float]) -> None:
         """Set a model's default scales; adapters that are not named get 0. Raises StoreUnavailable."""
-        own = self._defaults.get(model, {})
+        own = self._defaults().get(model, {})
         wanted = {**dict.fromkeys(own, 0.0), **{name: scale for name, scale in scales.items() if scale or name in own}}
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.delete(keys.adapter_scales(model))

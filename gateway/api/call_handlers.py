@@ -27,14 +27,14 @@ from gateway.api.responder import Responder
 from gateway.api.resumable import Resumable
 from gateway.api.shapes import answer_bytes
 from gateway.call import Call, Principal
-from gateway.catalog import JOB_OF
+from gateway.catalog.jobs import JOB_OF
 from gateway.dispatch.call_resolver import CallResolver
 from gateway.dispatch.pipeline import Pipeline
 from gateway.relay.relay import WorkerQueries
 from gateway.telemetry.request_log import Ignored
 from workers.models.catalog import Job
 from workers.protocol.events import Usage
-from workers.protocol.pooled import PoolRequest, PoolResult
+from workers.protocol.pooled import PoolKind, PoolRequest, PoolResult
 from workers.protocol.requests import GenerateRequest
 
 
@@ -55,6 +55,9 @@ PooledRequestT = TypeVar("PooledRequestT", bound=PooledRequest)
 
 class PoolDialect(Protocol[PooledRequestT]):
     """Reads requests for pooled work in one dialect, and writes their answers. Stateless."""
+
+    kind: PoolKind
+    """The kind of work that all its requests ask for."""
 
     def read(self, raw: bytes, scope: Scope) -> PooledRequestT:
         """Return the parsed request. Raises PaddockError for what is invalid or not supported, naming the parameter."""
@@ -104,6 +107,7 @@ class CallHandlers:
                 if resume is not None and resume.stream:
                     await self.resumable.again(resume, body, scope, receive, send)
                     return
+                self.resolver.begin(principal, request_log, job)
                 asked = await body.decode(lambda raw: dialect.read(raw, scope))
                 conversation = conversation_key(scope, asked.requests[0], principal.team)
                 call = self.resolver.resolve(
@@ -113,6 +117,7 @@ class CallHandlers:
                     job,
                     read_ttft_deadline(scope),
                     conversation,
+                    adapters=asked.requests[0].adapters,
                     held_bytes=body.num_bytes,
                 )
                 asked, call = await self.media.prepare(asked, call, body.hold, receive)
@@ -128,10 +133,11 @@ class CallHandlers:
         async def handle(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
             request_log = request_log_of(scope)
             async with self.intake.open_body(principal, scope, receive, takes_media=takes_media) as body:
+                self.resolver.begin(principal, request_log, JOB_OF[dialect.kind])
                 asked = await body.decode(lambda raw: dialect.read(raw, scope))
                 begin_by, conversation = read_ttft_deadline(scope), session_or_request_id(scope, request_log.request_id)
                 call = self.resolver.resolve(
-                    principal, asked.model, request_log, JOB_OF[asked.request.kind], begin_by, conversation
+                    principal, asked.model, request_log, JOB_OF[dialect.kind], begin_by, conversation
                 )
                 async with until_disconnect(receive):
                     request, call = await self.media.prepare_pooled(asked.request, call, body.hold)
@@ -155,6 +161,7 @@ class CallHandlers:
         async def handle(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
             request_log = request_log_of(scope)
             async with self.intake.open_body(principal, scope, receive, takes_media=True) as body:
+                self.resolver.begin(principal, request_log)
                 name, request = await body.decode(lambda raw: read(raw, request_log.ignored, body.attachments))
                 call = self.media.check(self.resolver.resolve(principal, name, request_log), (request,))
                 async with until_disconnect(receive):

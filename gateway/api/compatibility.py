@@ -215,6 +215,7 @@ OPENAI = DialectTable(
         ),
     ),
     {
+        "POST /admin/catalog/reload": "nothing",
         "POST /health/drain": "nothing; `timeout_s` and `settle_s` stand in the address",
         "POST /v1/moderations": UNSERVED,
     },

@@ -21,7 +21,7 @@ from starlette.types import Scope
 from gateway.api.intake.decoding import let_loop_run
 from gateway.api.intake.intake import Body
 from gateway.api.parameters.base import quote
-from gateway.catalog import conversation_of
+from gateway.catalog.conversations import conversation_of
 from gateway.errors import InvalidRequest, StreamGone
 from gateway.resume.recordings import Owner
 from workers.protocol.requests import GenerateRequest

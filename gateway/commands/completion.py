@@ -22,8 +22,11 @@ from accounts.settings import AccountsSettings
 from gateway.bench import options as bench
 from gateway.commands import chat
 from gateway.commands.accounts import command as admin
+from gateway.commands.imports import command as imports
 from gateway.settings import GatewaySettings, UpSettings
-from workers.commands import cache, command, drain, models_plan
+from workers.commands import cache, command, drain
+from workers.commands.models import command as models
+from workers.commands.models.parser import make_parser
 from workers.settings import CacheSettings, SupervisorSettings, WorkerSettings
 from workers.sources import flag
 
@@ -34,7 +37,6 @@ SETTINGS: Mapping[str, type[BaseSettings]] = {
     "accounts": AccountsSettings,
     "worker": WorkerSettings,
     "supervisor": SupervisorSettings,
-    "fetch": SupervisorSettings,
 }
 """Command -> the class of the settings that are its flags."""
 PLACE = ("host", "port", "api_key", "state_dir", "config")
@@ -72,9 +74,11 @@ def whole_parser(summaries: Mapping[str, str]) -> ArgumentParser:
     _add_settings(add("bench", bench.make_parser()), GatewaySettings, PLACE)
     add("drain", drain.make_parser({**drain.PARTS, "gateway": GatewaySettings}))
     _add_parts(add("cache"), {name: cache.make_parser(name) for name in ("show", "erase")}, CacheSettings)
-    _add_parts(add("models"), {"plan": models_plan.make_parser()}, SupervisorSettings)
+    models_parts = {name: make_parser(name, part) for name, part in models.COMMANDS.items()}
+    _add_parts(add("models"), models_parts, SupervisorSettings)
     add("completion").add_argument("shell", choices=SHELLS)
     add("config").add_argument("part", choices=CONFIG_PARTS)
+    add("import", imports.make_parser())
     add("redis").add_argument("part", choices=("acl",))
     admin.add_commands(parsers, summaries)
     return root
@@ -83,7 +87,8 @@ def whole_parser(summaries: Mapping[str, str]) -> ArgumentParser:
 def _add_parts(parser: ArgumentParser, parts: Mapping[str, ArgumentParser], settings: type[BaseSettings]) -> None:
     commands = parser.add_subparsers()
     for name, part in parts.items():
-        _add_settings(commands.add_parser(name, parents=[part]), settings)
+        about = part.description or name  # a command without help is not completed
+        _add_settings(commands.add_parser(name, help=about, parents=[part], add_help=False), settings)
 
 
 def _add_settings(parser: ArgumentParser, settings: type[BaseSettings], names: Sequence[str] | None = None) -> None:

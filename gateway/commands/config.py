@@ -68,7 +68,9 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock accounts` | the accounts service against a given Redis and database: [teams.md](teams.md) |
 | `paddock worker` | one worker process against a given Redis |
 | `paddock supervisor` | this machine's workers against a given Redis |
-| `paddock fetch` | brings what `catalog` or `hf` names into `models_dir`; prints each model's name and file |
+| `paddock models list` | what lies in `models_dir` and what the catalog names: [library.md](library.md) |
+| `paddock models pull [NAME\|REFERENCE ...]` | brings what `catalog` or `hf` names, or these; prints names and files |
+| `paddock models show\|verify\|rm` | tells what a file says of itself; checks files; removes them |
 | `paddock chat` | talk to a model in the terminal, or answer what comes in on a pipe; see [client.md](client.md) |
 | `paddock drain gateway` (or `worker`) | out of service, nobody refused: [lifecycle.md](lifecycle.md#draining) |
 | `paddock bench` | load of many people on any OpenAI-compatible address, and what they see: [bench.md](bench.md) |
@@ -85,6 +87,7 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock apply -f FILE` | teams, keys, limits and budgets as a file declares them; `--dry-run` shows the difference |
 | `paddock login`, `paddock logout` | signs in and keeps the key for later commands: [teams.md](teams.md) |
 | `paddock completion bash\|zsh\|fish` | prints what makes a shell complete commands and flags |
+| `paddock import FILE` | makes a catalog of a file of llama-swap or LiteLLM: [migration.md](migration.md) |
 | `paddock redis acl` | users of gateways and workers for a Redis of your own: [redis.md](redis.md#users) |
 | `paddock config show [--json]` | each setting of `paddock up`, its value and origin; secrets are covered |
 | `paddock config schema` | JSON Schema of a catalog file ([catalog.schema.json](catalog.schema.json)) |

@@ -37,13 +37,14 @@ from workers.process.sockets import PortTaken
 from workers.protocol.exits import FINAL, Exit
 from workers.protocol.keys import ROLES, Role
 from workers.secret_file import GATEWAY_SECRET, WORKER_SECRET
-from workers.supervisor import supervisor
+from workers.supervisor.catalog_watch import CatalogWatch
 from workers.supervisor.child import Child, Recipe, describe
 from workers.supervisor.fleet import Fleet, NoRedis
 from workers.supervisor.output import Console, Output, Terminal
+from workers.supervisor.plan import PlannedWorker, Site, available_cores, plan, unheeded
 from workers.supervisor.redis_process import PrivateRedis
 from workers.supervisor.state_folder import FolderTaken, StateFolder
-from workers.supervisor.supervisor import PlannedWorker, Supervisor, available_cores, host_id, plan, write_specs
+from workers.supervisor.supervisor import Supervisor, write_specs
 
 READY_TIMEOUT_S = 900.0
 """Seconds after which a start that is not ready is given up; loading a large model from a slow disk takes minutes."""
@@ -52,6 +53,8 @@ PROGRESS_S = 5.0
 POLL_S = 0.03
 ASKED_S = 2.0
 """Seconds within which a gateway answers whether it is ready. A connection to one that does not run yet waits."""
+ACCOUNTS_READY_S = 5.0
+"""Maximum seconds for which the welcome waits for the accounts service, whose database may be away."""
 KILL_MARGIN_S = 5.0
 
 SOCKET_LOOK_S = 1.0
@@ -86,11 +89,17 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
         with contextlib.closing(listeners), StateFolder(settings.state_dir, console.say) as folder:
             if exposure := folder.exposure():
                 console.say(f"paddock: {exposure}")
-            models = Library.of(settings).locate_all(catalog)
+            library, site = Library.of(settings), Site.of(folder.path)
+            models = library.locate_all(catalog)
+            if warning := unheeded(models):
+                console.say(f"paddock: {warning}")
             ready = _fill_in(settings, folder, catalog, listeners)
-            workers = plan(models, cores, supervisor.visible(os.environ), host_id(folder.path))
+            workers = plan(models, site.cores, site.devices, site.host)
             write_specs(workers, ready)
-            return asyncio.run(Machine(ready, folder, listeners, workers, console, terminal.show, started).run())
+            file = settings.catalog
+            watch = None if file is None else CatalogWatch(file.absolute(), library, site, console)
+            machine = Machine(ready, folder, listeners, workers, console, terminal.show, started, watch)
+            return asyncio.run(machine.run())
     except (CatalogError, KeysInvalid, SignOnInvalid, FolderTaken, TlsUnusable) as error:
         return _report_end(console, error, Exit.USAGE)
     except PortTaken as error:
@@ -149,8 +158,9 @@ class Machine:
         console: Console,
         show: Callable[[str], None],
         started: float,
+        watch: CatalogWatch | None = None,
     ) -> None:
-        """`show` prints a text on standard output."""
+        """`show` prints a text on standard output. `watch` follows the catalog's file; None: there is none."""
         self._settings = settings
         self._folder = folder
         self._listeners = listeners
@@ -166,6 +176,8 @@ class Machine:
         """The parts that run beside the gateways, in the order in which they were started."""
         self._gateways: list[Child] = []
         self._renewing: asyncio.Task[None] | None = None
+        self._watch = watch
+        self._watching: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
         self._code = int(Exit.OK)
         self._ready = False
@@ -224,6 +236,8 @@ class Machine:
                 self._ready = True
                 self._console.held = False
                 await self._welcome()
+                if self._watch is not None:
+                    self._watching = tasks.create_task(self._watch.run(supervisor))
 
     def _start_redis(self, tasks: asyncio.TaskGroup, private: PrivateRedis) -> None:
         async def prepare() -> None:
@@ -367,6 +381,10 @@ class Machine:
 
     async def _gateway_agrees(self, path: str, listener: socket.socket, key: str = "") -> bool:
         """Return whether a gateway answers a GET of this path with 200 soon. One that is not there yet does not."""
+        return await self._status_of(path, listener, key) == 200
+
+    async def _status_of(self, path: str, listener: socket.socket, key: str) -> int:
+        """Return the status with which a gateway answers a GET of this path; 0: it does not answer soon."""
         try:
             async with asyncio.timeout(ASKED_S):
                 reader, writer = await self._connect(listener)
@@ -374,9 +392,21 @@ class Machine:
                     bearer = f"Authorization: Bearer {key}\r\n" if key else ""
                     head = f"GET {path} HTTP/1.1\r\nHost: paddock\r\n{bearer}Connection: close\r\n\r\n"
                     writer.write(head.encode())
-                    return b" 200 " in await reader.readline()
+                    status = (await reader.readline()).split()[1:2]
+                    return int(status[0]) if status and status[0].isdigit() else 0
         except (OSError, TimeoutError):
-            return False
+            return 0
+
+    async def _wait_for_accounts(self, key: str) -> None:
+        """Wait until teams and keys can be managed, though not for long: models are served without that."""
+        ends = time.monotonic() + ACCOUNTS_READY_S
+        listener = self._listeners.admin or self._listeners.shared
+        while not self._over.is_set() and await self._status_of("/admin/teams/default", listener, key) in (0, 503):
+            if time.monotonic() > ends:
+                told = "the accounts service is not ready, its log says why; models are served without it"
+                self._console.say(f"paddock: {told}")
+                return
+            await asyncio.sleep(POLL_S)
 
     async def _connect(self, listener: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if listener.family == socket.AF_UNIX:
@@ -384,10 +414,13 @@ class Machine:
         encrypted = None if self._settings.tls_cert is None else unverified()
         return await asyncio.open_connection(sockets.host_of(self._settings.host), port_of(listener), ssl=encrypted)
 
+    @property
+    def _asks_for_certificates(self) -> bool:
+        return self._settings.tls_client_ca is not None and self._listeners.port is not None
+
     async def _is_refused(self, key: str) -> bool:
         """Return whether the gateways know no such key."""
-        settings = self._settings
-        if settings.tls_client_ca is not None and self._listeners.port is not None:
+        if self._asks_for_certificates:
             return False  # without a client's certificate they don't say
         return not await self._gateway_agrees("/v1/models", self._listeners.shared, key)
 
@@ -402,6 +435,8 @@ class Machine:
         key = self._settings.api_key or filed
         if key and await self._is_refused(key):
             key = ""  # it was the file's; this Redis had another first key already
+        if key and self._settings.accounts and not self._asks_for_certificates:
+            await self._wait_for_accounts(key)
         kept_in = key_file if key and key == filed else None
         models = tuple(dict.fromkeys(worker.model.name for worker in self._workers))
         targets = self._listeners.targets(self._settings.host)
@@ -439,6 +474,8 @@ class Machine:
     async def _stop(self) -> None:
         """Stop the gateways first, so that their streams drain while workers still answer, and Redis last."""
         self._console.held = False
+        if self._watching is not None:
+            self._watching.cancel()
         self._folder.remove(address_file(self._folder.path))
         await asyncio.gather(*(gateway.stop() for gateway in self._gateways))
         self._listeners.close()

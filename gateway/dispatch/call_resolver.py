@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from gateway.adapters.choice import first_adapter
 from gateway.back_pressure import stopping
 from gateway.call import Call, Principal
-from gateway.catalog import KIND_OF, ModelNames, models_of_kind
+from gateway.catalog.call_names import CallNames
+from gateway.catalog.jobs import KIND_OF, models_of_kind
+from gateway.catalog.live import LiveCatalog
 from gateway.dispatch.call_state import Limits
 from gateway.registry.snapshot import FleetView
 from gateway.routing.retries import Reason
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import UNMETERED, Meter, RequestLog
 from workers.models.catalog import Job
+from workers.protocol.requests import AdapterUse
 
 MAX_NAME_CHARS = 128
 """Maximum number of characters of an unknown model's name in the request's trace; the rest is cut off."""
@@ -32,7 +36,7 @@ class CallResolver:
 
     def __init__(
         self,
-        names: ModelNames,
+        catalog: LiveCatalog,
         fleet: FleetView,
         metrics: Metrics,
         limits: Limits,
@@ -40,7 +44,7 @@ class CallResolver:
     ) -> None:
         """`begin_meter` is called for each call that is to be placed for work."""
         self._begin_meter = begin_meter
-        self._names = names
+        self._catalog = catalog
         self._fleet = fleet
         self._metrics = metrics
         self._limits = limits
@@ -54,6 +58,14 @@ class CallResolver:
         """Refuse new calls from now on; calls under way go on."""
         self._stopping = True
 
+    def begin(self, principal: Principal, request_log: RequestLog, job: Job | None = None, model: str = "") -> None:
+        """Begin a call before its body is read: `resolve` uses the catalog as it is now, and so does the reading of
+        the body, for the parameters that the catalog sets. `job` as in `resolve`. `model`: the name that counts if the
+        body has none."""
+        fleet = self._fleet.snapshot
+        known = (fleet.models, fleet.adapters, fleet.workers)
+        request_log.ignored.names = CallNames(self._catalog.names, principal, *known, job, fleet.is_read, model)
+
     def resolve(
         self,
         principal: Principal,
@@ -63,28 +75,32 @@ class CallResolver:
         begin_by: float = 0.0,
         conversation: Callable[[], str] | None = None,
         *,
+        adapters: Sequence[AdapterUse] = (),
         held_bytes: int = 0,
         strict: bool = False,
     ) -> Call:
         """Return a new call. `alias`: the model's name; empty: the default model. `job`: what the model is asked to
         do; None: the call only asks about the model. `conversation` returns a hash that picks one of the models that
-        share the name. `begin_by` and `held_bytes` as in `Call`, `strict` as in `ModelNames.resolve_call`.
+        share the name. `adapters`: those that the request names beside its model. `begin_by` and `held_bytes` as in
+        `Call`, `strict` as in `ModelNames.resolve_call`.
 
         Raises Stopping, ModelNotFound, Unavailable, PermissionDenied; NotSupported if the model can't do the job;
         InvalidRequest if `alias` is empty and several models could be meant."""
         if self._stopping:
             raise stopping()
+        begun, request_log.ignored.names = request_log.ignored.names, None
+        names = self._catalog.names if begun is None else begun.catalog
         fleet = self._fleet.snapshot
         known = (fleet.models, fleet.adapters, fleet.workers)
-        resolved = self._names.resolve_call(alias, principal, *known, job=job, strict=strict, complete=fleet.is_read)
+        resolved = names.resolve_call(alias, principal, *known, job=job, strict=strict, complete=fleet.is_read)
         if resolved.stands_in:
             self._metrics.unknown_models.labels(resolved.model).inc()
             request_log.stands_in = resolved.name
             request_log.trace.add_event("unknown_model", model=alias[:MAX_NAME_CHARS], default=resolved.name)
         alias, model = resolved.name, resolved.model
         models: tuple[str, ...] = (model,)
-        if self._names.is_chain(alias):
-            models = self._names.chain(alias, conversation() if conversation is not None else "")
+        if names.is_chain(alias):
+            models = names.chain(alias, conversation() if conversation is not None else "")
         request_log.alias, request_log.answer.model, request_log.asks_only = alias, models[0], job is None
         kind = None if job is None else KIND_OF[job]
         if kind is not None:
@@ -99,13 +115,13 @@ class CallResolver:
             queue_deadline=request_log.received_at + self._limits.queue_timeout_s,
             start_deadline=request_log.received_at + self._limits.start_timeout_s,
             begin_by=begin_by,
-            adapter=alias if self._names.is_adapter(alias, fleet.models, fleet.adapters) else "",
+            adapter=alias if names.is_adapter(alias, fleet.models, fleet.adapters) else "",
             kind=kind,
             fallbacks=models[1:],
             held_bytes=held_bytes,
         )
-        request_log.adapter = call.adapter
         call = self._served(call, request_log)
+        request_log.adapter = call.adapter or first_adapter(adapters, tuple(fleet.contents.get(call.model, ())))
         if job is not None:
             request_log.meter = self._begin_meter(call, request_log)
         return call

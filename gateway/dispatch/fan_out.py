@@ -35,8 +35,6 @@ async def start_answers(
     """Start the answers; the block is entered when the first has begun, and leaving it cancels those not complete.
 
     Raises PaddockError, as `Pipeline.answer`; if one of several answers fails, the others are cancelled."""
-    if not request_log.adapter and requests[0].adapters:
-        request_log.adapter = requests[0].adapters[0].name
     async with pipeline.permitted(call, requests, request_log) as permitted:
         if len(requests) == 1:
             async with pipeline.answer(permitted, requests[0], request_log.answer) as answer:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Iterable
 
-from gateway.catalog import check_kind
+from gateway.catalog.jobs import check_kind
 from gateway.dispatch.call_state import CallState
 from gateway.dispatch.upstream import Upstream
 from gateway.registry.snapshot import FleetView

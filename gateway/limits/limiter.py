@@ -55,12 +55,6 @@ class AliasSubjects(Protocol):
     def alias(self, name: str) -> Subject | None: ...
 
 
-def _adapter_of(asked: Sequence[GenerateRequest] | PoolRequest) -> str:
-    if isinstance(asked, PoolRequest) or not asked[0].adapters:
-        return ""
-    return asked[0].adapters[0].name
-
-
 def _pairs(reservation: Reservation) -> Iterator[tuple[SubjectPlan, SubjectCounts]]:
     return zip(reservation.plan.subjects, reservation.counts, strict=True)
 
@@ -138,7 +132,7 @@ class RateLimits:
             expected = estimate_pooled(asked, self._pool(call.model))
         else:
             expected = estimate(asked, self._pool(call.model), min(bounds, default=None))
-        adapter = call.adapter or _adapter_of(asked)
+        adapter = request_log.adapter
         counts = [self.counts.get(one.name) or self._new_counts(one.name) for one in plan.subjects]
         cost = self._prices.cost_nano(expected.usage, expected.compute_ms, (adapter, call.model), time())
         reservation = Reservation(plan, counts, request_log, adapter, expected.tokens, cost, self._refused)

@@ -77,6 +77,11 @@ class FirstWorkers:
                 model for model, beats in snapshot.workers.items() if any(not beat.draining for beat in beats)
             }
 
+    def only(self, models: frozenset[str]) -> None:
+        """Wait for none but `models` from now on: the others are not meant to have workers any more. Models that were
+        not waited for are not waited for now: a gateway that serves stays ready."""
+        self._missing &= models
+
     @property
     def missing(self) -> frozenset[str]:
         """The models that still wait for their first worker."""

@@ -171,6 +171,8 @@ class Metrics:
             self.beyond.labels(reason)
         for reason in AUTHENTICATION_FAILURES:
             self.failed_authentications.labels(reason)
+        for result in ("taken", "refused"):
+            self.catalog_reads.labels(result)
 
     def _declare_requests(self, requests: Group) -> None:
         self.requests = requests.counter(
@@ -380,7 +382,13 @@ class Metrics:
         )
         self.usage_stream = usage.gauge(
             "paddock_usage_stream_entries",
-            "entries of the stream of usage in Redis, of all gateways; at most `usage_stream_max`",
+            "entries of the stream of usage in Redis, of all gateways; at most `paddock_usage_stream_max_entries`",
+            (),
+            When.HAPPENS,
+        )
+        self.usage_stream_max = usage.gauge(
+            "paddock_usage_stream_max_entries",
+            "bound of the stream of usage in Redis (`usage_stream_max`), beyond which records stay on gateways' disks",
             (),
             When.HAPPENS,
         )
@@ -428,10 +436,25 @@ class Metrics:
             "address there are as many as there may be), `all` (of all) or `descriptors` (none is left)",
             ("reason",),
         )
+        self.catalog_reads = own.counter(
+            "paddock_catalog_reads_total",
+            "new contents of the catalog's file, by `result`: they are `taken`, or `refused`, and then the catalog "
+            "before stays in use",
+            ("result",),
+            When.HAPPENS,
+        )
+        self.catalog_refused = own.gauge(
+            "paddock_catalog_refused", "1 while the catalog's file can't be used, and an older catalog is in use"
+        )
         self.stopping = own.gauge("paddock_stopping", "1 while the gateway takes no new calls because it is to stop")
         own.gauge("paddock_build_info", "1; `version` is Paddock's", ("version",), When.START).labels(__version__).set(
             1
         )
+
+    def note_catalog(self, result: str) -> None:
+        """Count new contents of the catalog's file. `result`: `taken` or `refused`."""
+        self.catalog_reads.labels(result).inc()
+        self.catalog_refused.set(result == "refused")
 
     def announce(self, models: Iterable[str]) -> None:
         """Create the failure counters of these models, at 0: otherwise a first failure would not show as a rise."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.call import Principal
+from gateway.catalog.call_names import CallNames
 from gateway.telemetry.answer_log import UNRECORDED, AnswerLog, QueuePosition, TraceRecorder
 from gateway.telemetry.end_user import EndUser
 from workers.protocol.events import Usage
@@ -27,7 +28,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 class Ignored:
     """The parameters of one request that are ignored: accepted, but without effect."""
 
-    __slots__ = ("_known", "_names", "_num_more", "_unknown", "end_user", "refuses")
+    __slots__ = ("_known", "_names", "_num_more", "_unknown", "end_user", "names", "refuses")
 
     def __init__(self, *, refuses: bool = False) -> None:
         """`refuses`: whether to refuse unknown parameters and, if their value asks for an effect, known ones that have
@@ -35,6 +36,9 @@ class Ignored:
         self.refuses = refuses
         self.end_user: EndUser | None = None
         """Reads the end user from parameters that are ignored otherwise; None: the key may not name one."""
+        self.names: CallNames | None = None
+        """The names that the request's caller may use, with the parameters that the catalog sets for them; None: the
+        request is no call."""
         self._names: dict[str, None] = {}
         self._known: set[str] = set()
         self._unknown = False

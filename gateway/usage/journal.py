@@ -86,6 +86,9 @@ class OwnJournal(Journal):
         self._folder = folder
         self._count = count
         self._table: int | None = None
+        self._lost_tables: list[int] = []
+        """Descriptors of tables that the disk does not take any more. Their locks keep others from taking this process
+        for dead, until a new table has their name."""
         self._retry_at = 0.0
         self._failure = ""
         self._is_nearly_full = self._is_full = False
@@ -114,6 +117,10 @@ class OwnJournal(Journal):
 
     def beat(self) -> None:
         """Note in the table that the process is alive. Called a few times a second."""
+        if self._table is not None and self.calls.failure is not None:
+            self._lost_tables.append(self._table)
+            self._table = None
+            self._note_failure(self.calls.failure)
         if self._table is None or self._held:
             self._retry()
         self.calls.beat()
@@ -177,6 +184,9 @@ class OwnJournal(Journal):
             self._table = create_table(self._folder, self.process)
         except OSError as error:
             self._note_failure(error)
+        else:
+            while self._lost_tables:
+                os.close(self._lost_tables.pop())
         calls = RunningCalls(self._table, serial)
         calls.set_last(self.last)
         calls.set_committed(self.committed)

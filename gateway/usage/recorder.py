@@ -64,7 +64,7 @@ class UsageRecorder:
             end_user=request_log.end_user,
             alias=call.alias,
             model=call.model,
-            adapter=call.adapter,
+            adapter=request_log.adapter,
             trace_id=request_log.trace.trace_id,
         )
         return MeteredCall(self, self._journal.calls.open(encode_record(about)))

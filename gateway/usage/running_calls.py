@@ -2,20 +2,21 @@
 
     <process>.calls    a head, then a slot for each running call: who it is, and how many tokens were written of it
 
-The table is a file that is mapped into memory. What is stored there is in the kernel's hands at once: if the process is
-killed, the next one finds the calls that were cut, with their tokens. The process holds a lock on the file while it
-lives. Numbers are 64 bits wide, so that none is ever half written.
+The table is a file that is mapped into memory (`mapped_table`). What is written there is in the kernel's hands at once:
+if the process is killed, the next one finds the calls that were cut, with their tokens. The process holds a lock on the
+file while it lives. Numbers are 64 bits wide, so that none is ever half written.
 """
 
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from gateway.usage.mapped_table import MappedTable
 
 FILE_MODE = 0o600
 SUFFIX = ".calls"
@@ -31,6 +32,8 @@ SLOT_BYTES = 2048
 SLOT_WORDS = SLOT_BYTES // 8
 """A slot begins with words, then comes a record in MessagePack with what is known of the call at its begin."""
 _SERIAL, _PROMPT, _CACHED, _MEDIA, _COMPLETION, _QUEUE_MS, _SUBMITTED_MS, _LENGTH = range(8)
+_NO_TOKENS = (0,) * _LENGTH
+"""The words of a slot whose call has no tokens yet, up to the length of its record."""
 _ABOUT = 64
 MAX_ABOUT_BYTES = SLOT_BYTES - _ABOUT
 SLOTS_AT_ONCE = 512
@@ -41,36 +44,35 @@ MAX_SLOTS = 16_384
 class RunningCall:
     """One running call in the table. Without a slot it drops what it is told."""
 
-    __slots__ = ("_at", "_calls", "_completion", "_words", "serial")
+    __slots__ = ("_at", "_calls", "_completion", "serial")
 
-    def __init__(self, calls: RunningCalls, words: memoryview, at: int, serial: int) -> None:
-        """`at`: the first word of the call's slot; 0: it has none, and `words` are memory that nobody reads."""
+    def __init__(self, calls: RunningCalls, at: int, serial: int) -> None:
+        """`at`: the first word of the call's slot; 0: it has none."""
         self.serial = serial
         self._calls = calls
-        self._words = words
         self._at = at
-        self._completion = at + _COMPLETION
+        self._completion = calls.view(at + _COMPLETION) if at else ()
 
     def set_completion(self, num_tokens: int) -> None:
         """Set how many tokens of its answers were written to the caller. Runs once per token."""
-        self._words[self._completion] = num_tokens
+        if self._completion:
+            self._calls.set_at(self._completion, num_tokens)
 
     def set_prompt(self, prompt: int, cached: int, media: int) -> None:
         """Set the tokens of its prompts; those that were cached, and those of media, are among them."""
-        words, at = self._words, self._at
-        words[at + _CACHED], words[at + _MEDIA], words[at + _PROMPT] = cached, media, prompt
+        if self._at:
+            self._calls.set(self._at + _PROMPT, prompt, cached, media)
 
     def set_submitted(self, queue_ms: int, submitted_ms: int) -> None:
         """Set how long the call waited for its slot, and at what unix time it was submitted to a worker."""
-        words, at = self._words, self._at
-        words[at + _QUEUE_MS], words[at + _SUBMITTED_MS] = queue_ms, submitted_ms
+        if self._at:
+            self._calls.set(self._at + _QUEUE_MS, queue_ms, submitted_ms)
 
     def close(self) -> None:
         """Free the slot. What is set afterwards is dropped."""
-        words, at = self._words, self._at
-        self._words, self._at, self._completion = self._calls.nowhere, 0, _COMPLETION
+        at, self._at, self._completion = self._at, 0, ()
         if at:
-            words[at] = 0
+            self._calls.set(at, 0)
             self._calls.free(at)
 
 
@@ -109,29 +111,34 @@ class RunningCalls:
     def __init__(self, descriptor: int | None, serial: int = 0) -> None:
         """`descriptor`: the table's file (`create_table`); None: there is none, and calls have no slots. `serial`: the
         serial number that was given last."""
-        self.nowhere = memoryview(bytearray(8 * SLOT_WORDS)).cast("Q")
-        """Takes the numbers of calls without a slot."""
-        self._descriptor = descriptor
         self.serial = serial
         """The serial number that was given last."""
+        self.failure: OSError | None = None
+        """Why the disk does not take the table any more; nothing is written to it since. None: it does."""
+        self._table: MappedTable | None = None
         self._num_slots = 0
         self._free: list[int] = []
         """The first words of slots that no call has."""
-        self._words, self._bytes = self.nowhere, self.nowhere.cast("B")
+        if descriptor is not None:
+            try:
+                self._table = MappedTable(descriptor, SLOT_BYTES)
+            except OSError as error:
+                self._fail(error)
         self._grow()
 
     def open(self, about: bytes) -> RunningCall:
         """Take a slot for a call. `about`: what is known of it, at most MAX_ABOUT_BYTES; longer: it gets no slot."""
         self.serial += 1
-        if len(about) > MAX_ABOUT_BYTES or not (self._free or self._grow()):
-            return RunningCall(self, self.nowhere, 0, self.serial)
-        at, words = self._free.pop(), self._words
-        words[at + 1 : at + _LENGTH] = self.nowhere[SLOT_WORDS - _LENGTH + 1 :]  # zeros: no call's numbers go there
-        words[at + _LENGTH] = len(about)
-        begin = at * 8 + _ABOUT
-        self._bytes[begin : begin + len(about)] = about
-        words[at] = self.serial  # last: from now on a slot is found
-        return RunningCall(self, words, at, self.serial)
+        if len(about) > MAX_ABOUT_BYTES or not (self._free or self._grow()) or self._table is None:
+            return RunningCall(self, 0, self.serial)
+        at = self._free.pop()
+        try:
+            self._table.set_bytes(at, (*_NO_TOKENS, len(about)), about)
+            self._table.set(at, self.serial)  # last: from now on a slot is found
+        except OSError as error:
+            self._fail(error)
+            return RunningCall(self, 0, self.serial)
+        return RunningCall(self, at, self.serial)
 
     def free(self, at: int) -> None:
         """Give a slot back."""
@@ -139,30 +146,50 @@ class RunningCalls:
 
     def beat(self) -> None:
         """Note that the process is alive. Called a few times a second."""
-        self._words[_ALIVE_MS] = int(time.time() * 1000)
+        self.set(_ALIVE_MS, int(time.time() * 1000))
 
     def set_last(self, number: int) -> None:
         """Note the number of the last record."""
-        self._words[_LAST] = number
+        self.set(_LAST, number)
 
     def set_committed(self, number: int) -> None:
         """Note that the ledger has the record with this number, and all before."""
-        self._words[_COMMITTED] = number
+        self.set(_COMMITTED, number)
+
+    def view(self, word: int) -> tuple[memoryview, ...]:
+        """Return the place of a word, for `set_at`; empty: nothing is written to the table any more."""
+        return () if self._table is None else self._table.view(word)
+
+    def set_at(self, view: tuple[memoryview, ...], number: int) -> None:
+        """Write a number to a place. Never raises."""
+        if self._table is not None:
+            try:
+                self._table.set_at(view, number)
+            except OSError as error:
+                self._fail(error)
+
+    def set(self, word: int, *numbers: int) -> None:
+        """Write numbers one behind the other, from this word on. Never raises."""
+        if self._table is not None:
+            try:
+                self._table.set(word, *numbers)
+            except OSError as error:
+                self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        """Write nothing to the table any more: calls go on, and do not outlive the process."""
+        self.failure, self._table = error, None
+        self._free.clear()
 
     def _grow(self) -> bool:
         """Make room for more calls. Return whether there is room."""
-        if self._descriptor is None or self._num_slots >= MAX_SLOTS:
+        if self._table is None or self._num_slots >= MAX_SLOTS:
             return False
-        num_bytes = size_of(self._num_slots + SLOTS_AT_ONCE)
         try:
-            # With room on disk from the start: a store into a file that can't grow would end the process.
-            os.posix_fallocate(self._descriptor, 0, num_bytes)
-            area = memoryview(mmap.mmap(self._descriptor, num_bytes))
+            self._table.grow(size_of(self._num_slots + SLOTS_AT_ONCE))
         except (OSError, ValueError):
             return False
-        # Earlier mappings show the same file, and live as long as calls use them.
-        self._words, self._bytes = area.cast("Q"), area
-        self._words[_MAGIC] = MAGIC
+        self.set(_MAGIC, MAGIC)
         later = range(self._num_slots, self._num_slots + SLOTS_AT_ONCE)
         self._free += [HEAD_WORDS + number * SLOT_WORDS for number in reversed(later)]
         self._num_slots += SLOTS_AT_ONCE

@@ -121,6 +121,7 @@ class UsageSender:
     def _note_stream(self, exchange: UsageExchange) -> None:
         bound = self._stream.max_entries
         self._metrics.usage_stream.set(exchange.num_entries)
+        self._metrics.usage_stream_max.set(bound)
         self._metrics.usage_set_aside.set(exchange.num_set_aside)
         is_full = exchange.num_entries >= NEARLY_FULL * bound
         if is_full and not self._is_stream_full:

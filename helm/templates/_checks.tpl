@@ -94,6 +94,13 @@
 {{- if .Values.gateway.settings.uds -}}
 {{- $wrong = append $wrong "gateway.settings.uds: the Service and the probes ask a port; leave it out" -}}
 {{- end -}}
+{{- $admin := int .Values.gateway.settings.admin_port -}}
+{{- if eq $admin 8080 -}}
+{{- $wrong = append $wrong "gateway.settings.admin_port: 8080 is the port of all callers; name another one, such as 8083" -}}
+{{- end -}}
+{{- if and $admin .Values.accounts.exposed -}}
+{{- $wrong = append $wrong "accounts.exposed: what is for admins is at gateway.settings.admin_port only, which ingress and httpRoute do not lead to; leave one of the two out" -}}
+{{- end -}}
 {{- if $wrong -}}
 {{- fail (printf "\n\n%s\n" (join "\n" $wrong)) -}}
 {{- end -}}

@@ -5,7 +5,7 @@
 {{- mergeOverwrite (deepCopy .root.Values.workers) (deepCopy .entry) | mustToRawJson -}}
 {{- end -}}
 
-{{/* Where the model's file lies in a worker. `paddock fetch` names it by the model's name. */}}
+{{/* Where the model's file lies in a worker. `paddock models pull` names it by the model's name. */}}
 {{- define "paddock.modelFile" -}}
 {{- if .path -}}
 {{- ternary .path (printf "/models/%s" .path) (hasPrefix "/" .path) -}}

@@ -47,7 +47,7 @@
   image: {{ include "paddock.workerImage" . }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   {{- if $model.hf }}
-  command: [paddock, fetch]
+  command: [paddock, models, pull]
   {{- else }}
   command:
     - python
@@ -69,7 +69,7 @@
       value: {{ $model.name | quote }}
     - name: PADDOCK_HF
       value: {{ $model.hf | quote }}
-    {{- include "paddock.settingsEnv" (dict "settings" (pick $model "speculation")) | nindent 4 }}
+    {{- include "paddock.settingsEnv" (dict "settings" (pick $model "speculation" "adapters" (ternary "projector" "" (eq (default "" $model.projector) "none")))) | nindent 4 }}
     {{- if include "paddock.hasSecret" (dict "root" .root "key" "hf-token" "value" .root.Values.secrets.hfToken) }}
     - name: HF_TOKEN
       valueFrom: {secretKeyRef: {name: {{ include "paddock.secret" .root }}, key: hf-token}}

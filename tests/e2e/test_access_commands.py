@@ -278,6 +278,8 @@ def test_json_is_the_answer_of_the_api(command: str, path: str, stack: Stack, pa
     [
         ("keys show nobody", Exit.REFUSED, ["nobody", "`paddock keys list`"]),
         ("keys create --name x --team nowhere", Exit.REFUSED, ["There is no team 'nowhere'; make it first."]),
+        ("keys create --name session-ci", Exit.REFUSED, ["'session-ci' is reserved", "choose another"]),
+        ("keys make --name user:ann", Exit.USAGE, ["'user:ann' is reserved"]),
         ("teams create default", Exit.REFUSED, ["default"]),
         ("keys list --api-key pk-wrong", Exit.FORBIDDEN, ["flag --api-key"]),
         ("keys list --url http://127.0.0.1:1", Exit.NO_GATEWAY, ["nothing answers", "--url"]),

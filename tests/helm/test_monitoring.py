@@ -17,7 +17,7 @@ def test_monitors_find_their_pods() -> None:
     """By their labels, drained ones too: those are no endpoints of a Service any more."""
     found = render(ON)
     assert not found.of("ServiceMonitor")
-    for component in ("gateway", "worker"):
+    for component in ("gateway", "worker", "accounts"):
         monitor = found.one("PodMonitor", component)
         assert monitor["metadata"]["labels"]["release"] == "prom"
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
@@ -101,6 +101,11 @@ def test_boards_and_rules_are_those_of_the_files() -> None:
     for file in files:
         text = file.read_text().replace("docs/runbook.md", "https://wiki.example.com/paddock")
         assert rules[f"p-paddock-{file.stem}"] == {"groups": yaml.safe_load(text)["groups"]}
+
+
+def test_without_the_accounts_service_nobody_looks_for_it() -> None:
+    found = render({**ON, "accounts": {"enabled": False}})
+    assert len(found.of("PodMonitor")) == 2
 
 
 def test_nothing_of_it_is_there_unasked() -> None:

@@ -165,6 +165,23 @@ def test_named_callers_are_the_only_ones() -> None:
     assert not any(reaches(found, who, gateway, 8080) for who in (STRANGER, ELSEWHERE, GRAFANA, OUTSIDE))
 
 
+def test_the_port_for_admins_is_reached_by_the_namespace_or_by_those_who_are_named() -> None:
+    settings = {"gateway": {"settings": {"admin_port": 8083}}}
+    console: dict[str, Any] = {
+        "namespaceSelector": {"matchLabels": {NAME: "other"}},
+        "podSelector": {"matchLabels": {"app": "x"}},
+    }
+    for admins, let_in in (([], {STRANGER}), ([console], {ELSEWHERE})):
+        found = render({**settings, "networkPolicy": {"admins": admins}})
+        gateway = party(found, "gateway")
+        everybody = (STRANGER, ELSEWHERE, PROMETHEUS, INGRESS, OUTSIDE)
+        assert {who for who in everybody if reaches(found, who, gateway, 8083)} == let_in
+        assert all(reaches(found, who, gateway, 8080) for who in everybody)
+        assert reaches(found, PROMETHEUS, party(found, "accounts"), 8082)
+    found = render({})
+    assert not reaches(found, STRANGER, party(found, "gateway"), 8083)
+
+
 def test_of_a_namespace_that_watches_only_the_scraper_reaches_workers() -> None:
     """Prometheus' own label; whoever else runs beside it has no way to the workers' routes."""
     for found in (render({}), example("multi-node")):

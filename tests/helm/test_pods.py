@@ -60,7 +60,7 @@ def pods_of(found: Rendered, component: str) -> list[Object]:
 def settings_of(
     kind: type[sources.S], of: Object, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> sources.Reading[sources.S]:
-    assert of["command"] == ["paddock", program]
+    assert of["command"] == ["paddock", *program.split()]
     for name, value in plain_env(of, KNOWN).items():
         monkeypatch.setenv(name, value)
     return sources.read(kind, [], known=known_settings())
@@ -117,7 +117,7 @@ def test_what_is_fetched_lies_where_the_worker_looks(file: Path | None, monkeypa
         told = plain_env(container(pod), KNOWN)
         for first in pod.get("initContainers", ()):
             with monkeypatch.context() as patch:
-                reading = settings_of(SupervisorSettings, first, patch, "fetch")
+                reading = settings_of(SupervisorSettings, first, patch, "models pull")
             assert reading.warnings == ()
             (model,) = wanted(reading.settings).models
             assert model.hf
@@ -160,7 +160,10 @@ def test_every_field_of_a_catalog_arrives() -> None:
             "control_vector_layers": [4, 20],
         },
         "sampling": {"temperature": 0.6, "dry_sequence_breakers": ["\n", '"', "<x>"]},
-        "adapters": [{"name": "pirate", "path": "/models/pirate.gguf", "pinned": True}],
+        "adapters": [
+            {"name": "pirate", "path": "/models/pirate.gguf", "pinned": True},
+            {"name": "poet", "hf": "org/poet-GGUF"},
+        ],
         "speculation": {"draft": {"hf": "org/small-GGUF:Q8_0", "n_max": 8}, "rollback": 4},
         "projector": "/models/eyes.gguf",
         "projector_on_gpu": False,
@@ -195,6 +198,10 @@ def test_every_field_of_a_catalog_arrives() -> None:
     assert (told["PADDOCK_IMAGE_MIN_TOKENS"], told["PADDOCK_IMAGE_MAX_TOKENS"]) == ("64", "512")
     (first,) = pod["initContainers"]
     assert plain_env(first, KNOWN)["PADDOCK_SPECULATION"] == told["PADDOCK_SPECULATION"], "it fetches the draft model"
+    assert plain_env(first, KNOWN)["PADDOCK_ADAPTERS"] == told["PADDOCK_ADAPTERS"], "and the adapters"
+    assert "PADDOCK_PROJECTOR" not in plain_env(first, KNOWN), "which may be where only the worker looks"
+    (blind,) = pods_of(render({"models": [{**model, "projector": "none"}]}), "worker")
+    assert plain_env(blind["initContainers"][0], KNOWN)["PADDOCK_PROJECTOR"] == "none", "so none is fetched"
     assert (told["PADDOCK_KV_TOKENS"], told["PADDOCK_TOOL_FAMILY"]) == ("9000", "hermes")
     assert container(pod)["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert container(pod)["image"].startswith("paddock-worker-cuda:")

@@ -31,6 +31,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"gateway": {"settings": {"uds": "/run/p.sock"}}},
         "gateway.settings.uds: the Service and the probes ask a port",
     ),
+    "the port of callers as that of admins": (
+        {"gateway": {"settings": {"admin_port": 8080}}},
+        "gateway.settings.admin_port: 8080 is the port of all callers",
+    ),
+    "admins' routes outside, and at a port of their own": (
+        {"gateway": {"settings": {"admin_port": 8083}}, "accounts": {"exposed": True}},
+        "accounts.exposed: what is for admins is at gateway.settings.admin_port only",
+    ),
     "a worker's setting out of bounds": (
         {"workers": {"settings": {"max_adapters": 0}}},
         "at '/workers/settings/max_adapters': minimum: got 0, want 1",

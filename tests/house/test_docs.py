@@ -18,12 +18,14 @@ from gateway import cli
 from gateway.commands import config
 from gateway.commands.config import settings_page
 from gateway.settings import UpSettings, known_settings
+from workers.models.alias_parameters import AliasParameters
 from workers.models.catalog import AliasChain, Catalog, Target, load, schema
 from workers.models.default_sampling import DefaultSampling
 from workers.models.spec import AdapterSpec, LlamaSettings, ModelSpec
 from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol import keys
 from workers.protocol.exits import FINAL, RESTARTED, Exit
+from workers.residency.policy import Group, Residency
 from workers.settings import WorkerSettings
 from workers.sources import default_text, flag, variable
 
@@ -52,6 +54,9 @@ def test_every_command_is_documented() -> None:
     told = page("settings.md")
     parts = (
         "cache show",
+        "import",
+        "models list",
+        "models pull",
         "cache erase",
         "config show",
         "config schema",
@@ -93,7 +98,7 @@ def test_the_example_catalog_is_valid(tmp_path: Path) -> None:
     "struct",
     [
         *(Catalog, ModelSpec, AdapterSpec, LlamaSettings, DefaultSampling, SpeculationSettings, DraftSpec),
-        *(AliasChain, Target),
+        *(AliasChain, Target, AliasParameters, Residency, Group),
     ],
 )
 def test_every_field_of_a_catalog_is_documented(struct: type[msgspec.Struct]) -> None:

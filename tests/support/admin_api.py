@@ -104,6 +104,7 @@ def sealed(caller: Caller) -> str:
     """The header that a gateway sends for this caller now."""
     now = Caller(
         key=caller.key,
+        of_settings=caller.of_settings,
         user=caller.user,
         team=caller.team,
         organisation=caller.organisation,

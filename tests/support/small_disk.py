@@ -1,8 +1,9 @@
-"""A true file system of a few MiB, which can be filled and made read-only. Needs root."""
+"""A true file system of a few MiB, which can be filled, made read-only, and fail. Needs root."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,11 @@ needs_disks = pytest.mark.skipif(
     or os.geteuid() != 0
     or subprocess.run(("unshare", "-m", "true"), check=False).returncode != 0,
     reason="needs root, to mount file systems",
+)
+
+needs_loop_disks = pytest.mark.skipif(
+    needs_disks.args[0] or shutil.which("mkfs.ext4") is None or not Path("/dev/loop-control").exists(),
+    reason="needs root, ext4 and loop devices, for a disk that fails",
 )
 
 
@@ -63,3 +69,25 @@ def read_only(disk: Path) -> Iterator[None]:
         yield
     finally:
         _do("umount", "-l", disk)
+
+
+@contextmanager
+def failing_disk(folder: Path, mib: int) -> Iterator[Path]:
+    """Mount an ext4 of `mib` MiB at a new folder, meanwhile, which `fail` ends. It finds the place of each page when
+    that is first written to, as many file systems do that copy what they write."""
+    folder.mkdir()
+    image = folder.with_suffix(".image")
+    with image.open("wb") as file:
+        file.truncate(mib << 20)
+    _do("mkfs.ext4", "-q", image)
+    _do("mount", "-o", "loop,nodelalloc", image, folder)
+    try:
+        yield folder
+    finally:
+        _do("umount", "-l", folder)
+        image.unlink()
+
+
+def fail(disk: Path) -> None:
+    """Have a `failing_disk` find an error, for which the kernel makes it read-only, for open files too."""
+    _do("mount", "-o", "remount,abort", disk)

@@ -50,9 +50,8 @@ def run(name: str, command: Command, args: Sequence[str], known: Collection[str]
     """Read the settings, run the command and return its exit code. Print what is wrong with the settings to stderr, one
     line each. `known`: names of all settings.
 
-    Until the command sets a handler for SIGTERM, the one set here ends the process: loading libraries takes seconds,
-    and in a container the process can be number 1, for which Linux ignores signals that have no handler."""
-    signal.signal(signal.SIGTERM, _stopped)
+    Until the command sets a handler for SIGTERM, the one set here ends the process."""
+    end_at_sigterm()
     try:
         sources = import_module("workers.sources")
         settings_class = named(command.settings)
@@ -69,6 +68,12 @@ def run(name: str, command: Command, args: Sequence[str], known: Collection[str]
     for warning in reading.warnings:
         print(f"paddock: warning: {warning}", file=sys.stderr)
     return int(runner(reading.settings))
+
+
+def end_at_sigterm() -> None:
+    """Let SIGTERM end the process. Loading libraries takes seconds, and in a container the process can be number 1, for
+    which Linux ignores signals that have no handler."""
+    signal.signal(signal.SIGTERM, _stopped)
 
 
 def _stopped(*_: object) -> NoReturn:

@@ -11,11 +11,12 @@ from workers.models.library import Library, ModelUnusable, wanted
 from workers.process.signals import StopSignals
 from workers.protocol.exits import Exit
 from workers.settings import SupervisorSettings
-from workers.supervisor import supervisor
+from workers.supervisor.catalog_watch import CatalogWatch
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.output import Console, Terminal
+from workers.supervisor.plan import PlannedWorker, Site, plan, unheeded
 from workers.supervisor.state_folder import FolderTaken, StateFolder
-from workers.supervisor.supervisor import PlannedWorker, Supervisor, available_cores, host_id, plan, write_specs
+from workers.supervisor.supervisor import Supervisor, write_specs
 
 
 def run(settings: SupervisorSettings) -> int:
@@ -35,10 +36,13 @@ def _run(settings: SupervisorSettings, console: Console) -> int:
         with StateFolder(settings.state_dir, console.say) as folder:
             if exposure := folder.exposure():
                 console.say(f"paddock: {exposure}")
-            models = Library.of(settings).locate_all(catalog)
-            workers = plan(models, available_cores(), supervisor.visible(os.environ), host_id(settings.state_dir))
+            library, site = Library.of(settings), Site.of(settings.state_dir)
+            models = library.locate_all(catalog)
+            if warning := unheeded(models):
+                console.say(f"paddock: {warning}")
+            workers = plan(models, site.cores, site.devices, site.host)
             write_specs(workers, settings)
-            return asyncio.run(_keep(workers, settings, console))
+            return asyncio.run(_keep(workers, settings, console, library, site))
     except (CatalogError, FolderTaken, OSError) as error:
         console.say(f"paddock: {error}")
         return Exit.USAGE
@@ -47,7 +51,9 @@ def _run(settings: SupervisorSettings, console: Console) -> int:
         return error.exit
 
 
-async def _keep(workers: tuple[PlannedWorker, ...], settings: SupervisorSettings, console: Console) -> int:
+async def _keep(
+    workers: tuple[PlannedWorker, ...], settings: SupervisorSettings, console: Console, library: Library, site: Site
+) -> int:
     fleet = Fleet(settings.redis_url)
     supervisor = Supervisor(
         workers,
@@ -60,7 +66,14 @@ async def _keep(workers: tuple[PlannedWorker, ...], settings: SupervisorSettings
     stops: list[asyncio.Task[None]] = []
     try:
         async with asyncio.TaskGroup() as tasks:
+            watching = None
+            if settings.catalog is not None:
+                watch = CatalogWatch(settings.catalog, library, site, console)
+                watching = tasks.create_task(watch.run(supervisor))
             with StopSignals(lambda: stops.append(tasks.create_task(supervisor.stop())), supervisor.hurry):
-                return await supervisor.keep()
+                code = await supervisor.keep()
+            if watching is not None:
+                watching.cancel()
+            return code
     finally:
         await fleet.aclose()

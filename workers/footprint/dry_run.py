@@ -99,7 +99,7 @@ def rehearse(question: Question) -> DryRun:
             draft=told[1] if len(told) > 1 else None,
             draft_mapped=mapped_bytes(draft.header) if draft is not None and maps else 0,
             projector=_projector_bytes(question.spec),
-            adapters=tuple(read_header(Path(one.path).expanduser()).tensor_bytes for one in adapters),
+            adapters=tuple(read_header(Path(one.path or "").expanduser()).tensor_bytes for one in adapters),
             num_pinned=sum(one.pinned for one in adapters),
         )
 

@@ -66,7 +66,7 @@ def _files(spec: ModelSpec) -> Iterator[Path]:
         yield Path(spec.projector)
     if spec.speculation.draft is not None and spec.speculation.draft.path:
         yield from parts(Path(spec.speculation.draft.path))
-    yield from (Path(adapter.path) for adapter in spec.adapters)
+    yield from (Path(adapter.path) for adapter in spec.adapters if adapter.path)
 
 
 class Learned:

@@ -15,6 +15,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from workers.models.alias_parameters import DROPPABLE, AliasParameters
 from workers.models.cores import cores_of, shares_of
 from workers.models.default_sampling import DefaultSampling
 from workers.models.overrides import TensorOverride
@@ -26,6 +27,7 @@ from workers.models.spec import (
 )
 from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol.requests import Name
+from workers.residency.policy import Group, Residency, shared_faults
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -36,7 +38,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class AliasChain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A name for several models: some share its conversations, others stand in where these have no place in time."""
+    """A name for several models: some share its conversations, others stand in where these have no place in time. It
+    can have parameters of its own, also if it leads to one model only."""
 
     targets: Annotated[
         tuple[Name | Target, ...],
@@ -46,6 +49,22 @@ class AliasChain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         tuple[Name, ...],
         Meta(max_length=16, description="models and aliases that are tried in turn where no target has a place"),
     ] = ()
+    defaults: Annotated[AliasParameters, Meta(description="parameters of calls for the name that do not say")] = (
+        AliasParameters()
+    )
+    set: Annotated[AliasParameters, Meta(description="parameters of all calls for the name, whatever they say")] = (
+        AliasParameters()
+    )
+    strip: Annotated[
+        tuple[str, ...],
+        Meta(max_length=64, description="parameters that are dropped from calls for the name, under all their names"),
+    ] = ()
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether calls for the name have other parameters than their callers send."""
+        nothing = AliasParameters()
+        return bool(self.strip) or self.defaults != nothing or self.set != nothing
 
     def shares(self) -> tuple[Target, ...]:
         """Return the targets, each with its weight."""
@@ -81,13 +100,24 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Literal["refuse", "default"],
         Meta(description="what becomes of a call for a name that nobody has; default: it is taken as if it named none"),
     ] = "refuse"
+    groups: dict[Name, Group] = {}
+    """Name -> what the models that give it as their `residency.group` do to each other and to others."""
+    models_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=4096,
+            description="most models that are loaded on a machine at once, as llama-server's `--models-max`; 0: as "
+            "many as memory holds",
+        ),
+    ] = 0
 
 
 FIELDS = sorted(
     field.name
     for struct in (
         *(Catalog, Defaults, ModelSpec, LlamaSettings, TensorOverride, ControlVectorSpec, DefaultSampling),
-        *(SpeculationSettings, DraftSpec, AliasChain, Target),
+        *(SpeculationSettings, DraftSpec, AliasChain, Target, AliasParameters, Residency, Group),
     )
     for field in msgspec.structs.fields(struct)
 )
@@ -132,6 +162,10 @@ def check(catalog: Catalog, origin: str) -> Catalog:
             _check_model(where, entry, names)
         else:
             _check_chain(where, alias, entry, names, catalog.aliases)
+            _check_parameters(where, entry)
+    policies = {model.name: model.policy for model in catalog.models}
+    for place, fault in shared_faults(policies, catalog.groups, catalog.models_max):
+        raise CatalogError(f"{origin}: {place}: {fault}")
     for job, name in msgspec.structs.asdict(catalog.default).items():
         if name is not None and name not in names and name not in catalog.aliases:
             known = _listed({*names, *catalog.aliases})
@@ -183,6 +217,23 @@ def _check_chain(where: str, alias: str, chain: AliasChain, names: Set[str], ali
             )
 
 
+def _check_parameters(where: str, chain: AliasChain) -> None:
+    for name in chain.strip:
+        if name not in DROPPABLE:
+            close = difflib.get_close_matches(name, DROPPABLE, n=1)
+            remedy = f"did you mean `{close[0]}`?" if close else f"use some of: {_listed(DROPPABLE)}"
+            raise CatalogError(f"{where}.strip: {name!r} is no parameter that can be dropped; {remedy}")
+    if twice := _first_twice(chain.strip):
+        raise CatalogError(f"{where}.strip: {twice!r} is named twice; remove one of the two")
+    fixed = chain.set.values()
+    # Variables of chat templates stand each for itself, so both may have some.
+    both = sorted(fixed.keys() & chain.defaults.values().keys() - {"chat_template_kwargs"})
+    if both:
+        raise CatalogError(
+            f"{where}.defaults: {both[0]!r} has a value in `set` too, which counts in any case; remove one of the two"
+        )
+
+
 def _way_back(name: str, alias: str, aliases: Mapping[str, Entry], seen: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the chain of fallbacks from `name` to `alias`, both included; empty: no chain leads to `alias`."""
     if name == alias:
@@ -205,9 +256,16 @@ def _listed(names: Iterable[str]) -> str:
 def load(path: Path) -> Catalog:
     """Return the checked catalog of a YAML or JSON file. Raises CatalogError."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = path.read_bytes()
     except OSError as error:
         raise CatalogError(f"{path}: {error.strerror}; --catalog must name a readable file") from None
+    return parse(raw, path)
+
+
+def parse(raw: bytes, path: Path) -> Catalog:
+    """Return the checked catalog in the contents of the file `path`. Raises CatalogError."""
+    try:
+        document = yaml.safe_load(raw.decode())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise CatalogError(f"{path}: not valid YAML or JSON: {' '.join(str(error).split())}") from None
     try:
@@ -228,23 +286,25 @@ def convert(document: Any, origin: str) -> Catalog:
         catalog = msgspec.convert(document, Catalog)
     except msgspec.ValidationError as error:
         told = str(error)
-        if ANY_ALIAS in told:
-            told = told.replace(ANY_ALIAS, f"$.aliases.{_unreadable(document)}")
+        for field, kind in NAMED_BY_KEYS.items():
+            if f"$.{field}[...]" in told:
+                told = told.replace(f"$.{field}[...]", f"$.{field}.{_unreadable(document[field], kind)}")
         raise CatalogError(f"{origin}: {told}; see docs/catalog.md for what each field takes") from None
     return check(catalog, origin)
 
 
-ANY_ALIAS = "$.aliases[...]"
-"""The path that msgspec's errors give for every value in the mapping of aliases, whatever its key."""
+NAMED_BY_KEYS: Mapping[str, Any] = {"aliases": Entry, "groups": Group}
+"""Fields that are mappings -> the type of their values. msgspec's errors give one path, `$.aliases[...]`, for them all,
+whatever the key."""
 
 
-def _unreadable(document: Any) -> str:
-    """Return a document's first alias whose entry can't be decoded."""
-    for alias, entry in document["aliases"].items():
+def _unreadable(mapping: Mapping[str, Any], kind: Any) -> str:
+    """Return a mapping's first key whose value can't be decoded."""
+    for key, value in mapping.items():
         try:
-            msgspec.convert(entry, Entry)
+            msgspec.convert(value, kind)
         except msgspec.ValidationError:
-            return str(alias)
+            return str(key)
     return "<name>"
 
 

@@ -1,20 +1,20 @@
-"""Names of model files, of a split model's parts and of models on the Hugging Face hub; a record of fetched ones."""
+"""Names of model files, of a split model's parts and of models on the Hugging Face hub; hashes and sizes of files."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 SUFFIX = ".gguf"
-DRAFT, PROJECTOR = ".draft", ".projector"
-"""What a model's name ends with in the names of its draft model's file and its projector's, before the suffix."""
+DRAFT, PROJECTOR, ADAPTER = ".draft", ".projector", ".adapter."
+"""Parts of the names of files that belong to a model: `NAME.draft.gguf`, `NAME.projector.gguf`, and
+`NAME.adapter.ADAPTER.gguf` for an adapter of the hub."""
+PART = ".part"
+"""Ending of the name of a file that has not come whole."""
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 """The part number and the count of parts, which llama.cpp writes before the suffix."""
 
@@ -78,14 +78,6 @@ def parse_reference(text: str) -> HubReference:
 BLOCK_BYTES = 8 << 20
 
 
-class Content(msgspec.Struct, frozen=True):
-    """The hash of one file's contents, and the size and time that the file had when it was last hashed."""
-
-    sha256: str
-    size: int
-    mtime_ns: int
-
-
 class FetchedModel(msgspec.Struct, frozen=True):
     """A model that was fetched from the hub."""
 
@@ -94,106 +86,15 @@ class FetchedModel(msgspec.Struct, frozen=True):
     commit: str
     sha256: dict[str, str]
     """File name of each part, and of the projector -> SHA-256."""
-    projector: str = ""
-    """Path of the file that makes the model see or hear; empty: its repository has none."""
-
-
-class Contents(msgspec.Struct, frozen=True):
-    """The commit and the files that were fetched for one reference."""
-
-    commit: str
-    files: dict[str, Content]
-    """File name in the model's folder -> its contents."""
-    projector: str = ""
-    """Path of the projector; empty: there is none."""
+    projector: str | None = None
+    """Path of the file that makes the model see or hear; empty: its repository has none; None: it was not wanted."""
 
 
 decode_model = msgspec.json.Decoder(FetchedModel).decode
-_decode_places = msgspec.json.Decoder(dict[str, str]).decode
-_decode_contents = msgspec.json.Decoder(dict[str, Contents]).decode
-
-
-class FileChanged(Exception):
-    """A file has changed since it was fetched; the message names it and the remedy."""
-
-
-class Fetched:
-    """The record of the models fetched from the hub into a models folder, which several machines can share.
-
-    `fetched.json` maps a reference to its file (the first part of a split model). `contents.json` maps it to its commit
-    and each file's SHA-256, with the size and time that the file had when it was hashed."""
-
-    def __init__(self, folder: Path) -> None:
-        self._places = folder / "fetched.json"
-        self._contents = folder / "contents.json"
-
-    def path_of(self, reference: str) -> Path | None:
-        """Return the path of a reference's file; None if it, a part or its projector is missing. Raises FileChanged if
-        the contents are not those that were fetched."""
-        place = self._located().get(reference)
-        if place is None:
-            return None
-        projector = self.projector_of(reference)
-        paths = [*parts(Path(place)), *([projector] if projector else [])]
-        if not all(path.is_file() for path in paths):
-            return None
-        self._check(reference, paths)
-        return Path(place)
-
-    def projector_of(self, reference: str) -> Path | None:
-        """Return the path of the projector that was fetched with a model; None if its repository had none."""
-        contents = self._known().get(reference)
-        return Path(contents.projector) if contents is not None and contents.projector else None
-
-    def commit_of(self, reference: str) -> str:
-        """Return the commit from which a reference's files were fetched; empty: none were, or the commit is unknown."""
-        if reference not in self._located():
-            return ""
-        known = self._known().get(reference)
-        return known.commit if known else ""
-
-    def keep(self, reference: str, model: FetchedModel) -> None:
-        paths = [*parts(Path(model.path)), *([Path(model.projector)] if model.projector else [])]
-        files = {part.name: _content(part, model.sha256[part.name]) for part in paths}
-        _replace(self._contents, {**self._known(), reference: Contents(model.commit, files, model.projector)})
-        _replace(self._places, {**self._located(), reference: model.path})
-
-    def _located(self) -> dict[str, str]:
-        try:
-            return _decode_places(self._places.read_bytes())
-        except (OSError, ValueError):  # msgspec's own, and UnicodeDecodeError
-            return {}
-
-    def _known(self) -> dict[str, Contents]:
-        try:
-            return _decode_contents(self._contents.read_bytes())
-        except (OSError, ValueError):  # msgspec's own, and UnicodeDecodeError
-            return {}
-
-    def _check(self, reference: str, paths: Sequence[Path]) -> None:
-        """Raise FileChanged if these files of a model have other contents than those fetched. Files with the recorded
-        size and time count as unchanged; others are hashed."""
-        known = self._known()
-        contents = known.get(reference)
-        if contents is None:
-            return  # fetched by an older version
-        seen = {part: contents.files.get(part.name) for part in paths}
-        touched = [part for part, one in seen.items() if one is None or _content(part, one.sha256) != one]
-        for part in touched:
-            content = seen[part]
-            if content is None or sha256_of(part) != content.sha256:
-                raise FileChanged(
-                    f"{part} is not what was fetched of {reference} (commit {contents.commit}); if you put it there, "
-                    "name it with `path`; else remove it, and it is fetched again"
-                )
-        if touched:
-            files = {part.name: _content(part, content.sha256) for part, content in seen.items() if content}
-            now = msgspec.structs.replace(contents, files=contents.files | files)
-            with contextlib.suppress(OSError):  # on a read-only volume the files are hashed again next time
-                _replace(self._contents, {**known, reference: now})
 
 
 def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's contents. Raises OSError."""
     seen = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
@@ -201,12 +102,6 @@ def sha256_of(path: Path) -> str:
     return seen.hexdigest()
 
 
-def _content(path: Path, sha256: str) -> Content:
-    status = os.stat(path)
-    return Content(sha256, status.st_size, status.st_mtime_ns)
-
-
-def _replace(file: Path, document: object) -> None:
-    temporary = file.with_suffix(".new")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
-    os.replace(temporary, file)
+def bytes_in(folder: Path) -> int:
+    """Return the number of bytes of all files in a folder and below it; links count nothing."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())

@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from workers.models import catalog
 from workers.models.catalog import Catalog, CatalogError
-from workers.models.files import Fetched, FileChanged, decode_model, first_part, parse_reference
-from workers.models.spec import NO_PROJECTOR, TEMPLATE_NAMES, ModelSpec, is_template
+from workers.models.fetched import Fetched, FileChanged
+from workers.models.files import decode_model, first_part, parse_reference
+from workers.models.spec import NO_PROJECTOR, TEMPLATE_NAMES, AdapterSpec, ModelSpec, is_template
 from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.process import parent_death
 from workers.protocol.exits import Exit
@@ -30,6 +31,10 @@ HEADER_BYTES = 24
 DEMO_ALIAS = "paddock-demo"
 DEMO_PACKAGED = Path(__file__).parent / "demo" / "paddock-demo.gguf"
 DEMO_CHECKOUT = Path(__file__).parents[2] / "deploy" / "demo" / "paddock-demo.gguf"
+
+OFFLINE = "HF_HUB_OFFLINE"
+TRUE = frozenset({"1", "on", "yes", "true"})
+"""Values of the hub's library's variables that mean true."""
 
 PATIENCE_S = 7200.0
 POLL_S = 0.2
@@ -56,8 +61,12 @@ def wanted(settings: SupervisorSettings) -> Catalog:
     if told_twice:
         names = ", ".join(told_twice)
         raise CatalogError(f"{names}: with a catalog, say this per model in {settings.catalog} and leave it out here")
-    found = _some_work(catalog.load(settings.catalog), settings.catalog)
-    return _with_files_of(found, settings.catalog.resolve().parent)
+    return with_paths(catalog.load(settings.catalog), settings.catalog)
+
+
+def with_paths(found: Catalog, file: Path) -> Catalog:
+    """Return the catalog of a file with absolute paths. Raises CatalogError if it has no worker for this machine."""
+    return _with_files_of(_some_work(found, file), file.resolve().parent)
 
 
 def demo() -> Path:
@@ -68,14 +77,24 @@ def demo() -> Path:
 class Library:
     """Finds the models' files on this machine. `locate` downloads a missing model of the hub, and blocks meanwhile."""
 
-    def __init__(self, folder: Path, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, folder: Path, patience_s: float = PATIENCE_S, *, quota_mib: int = 0, is_offline: bool = False
+    ) -> None:
+        """`quota_mib`: most MiB of all files in the folder, 0: any number. `is_offline`: nothing is fetched."""
         self.folder = folder
+        self.fetched = Fetched(folder)
         self._patience_s = patience_s
-        self._fetched = Fetched(folder)
+        self._quota_mib = quota_mib
+        self._is_offline = is_offline
 
     @classmethod
     def of(cls, settings: SupervisorSettings) -> Library:
-        return cls((settings.models_dir or settings.state_dir / "hub").absolute(), settings.fetch_timeout_s)
+        return cls(
+            (settings.models_dir or settings.state_dir / "hub").absolute(),
+            settings.fetch_timeout_s,
+            quota_mib=settings.models_mib,
+            is_offline=settings.offline or os.environ.get(OFFLINE, "").lower() in TRUE,
+        )
 
     def locate_all(self, found: Catalog) -> tuple[ModelSpec, ...]:
         """Return the models that have workers on this machine, each with its checked local file as its only source.
@@ -84,25 +103,39 @@ class Library:
         served = [model for model in found.models if model.workers]
         for model in served:
             for adapter in model.adapters:
-                check_gguf(Path(adapter.path), f"{model.name}, adapter {adapter.name}")
+                if adapter.path:
+                    check_gguf(Path(adapter.path), f"{model.name}, adapter {adapter.name}")
             for vector in model.llama.control_vectors:
                 check_gguf(Path(vector.path), f"{model.name}, control vector")
         return tuple(self._with_companions(model) for model in served)
 
     def locate(self, model: ModelSpec) -> Path:
         """Return the path of one model's checked local file, or of its first part. Raises ModelUnusable."""
-        return self._locate(model, model.name)
+        return self._locate(model, model.name, with_projector=not model.projector)
+
+    def locate_reference(self, reference: str) -> Path:
+        """Return the path of a model of the hub, or of its first part, with the projector beside it if it has one.
+        Raises ModelUnusable."""
+        path = self._from_hub(reference, with_projector=True)
+        check_gguf(path, reference)
+        return path
 
     def _with_companions(self, model: ModelSpec) -> ModelSpec:
-        """Return the model with the checked local files of itself, its projector and its draft model. Raises
+        """Return the model with the checked local files of itself, its projector, adapters and draft model. Raises
         ModelUnusable."""
         path, projector = self.locate(model), model.projector
         if model.hf and not projector:
-            beside = self._fetched.projector_of(model.hf)
+            beside = self.fetched.projector_of(model.hf)
             projector = "" if beside is None else str(beside)
         if projector not in ("", NO_PROJECTOR):
             check_gguf(Path(projector), f"{model.name}, projector")
-        return self._with_draft(replace(model, path=str(path), hf=None, projector=projector))
+        adapters = tuple(self._located_adapter(model, adapter) for adapter in model.adapters)
+        return self._with_draft(replace(model, path=str(path), hf=None, projector=projector, adapters=adapters))
+
+    def _located_adapter(self, model: ModelSpec, adapter: AdapterSpec) -> AdapterSpec:
+        if not adapter.hf:
+            return adapter
+        return replace(adapter, path=str(self._locate(adapter, f"{model.name}, adapter {adapter.name}")), hf=None)
 
     def _with_draft(self, model: ModelSpec) -> ModelSpec:
         """Return the model with the checked local file of its draft model, if it has one. Raises ModelUnusable."""
@@ -112,36 +145,63 @@ class Library:
         path = self._locate(draft, f"{model.name}, draft model")
         return replace(model, speculation=replace(model.speculation, draft=replace(draft, path=str(path), hf=None)))
 
-    def _locate(self, source: ModelSpec | DraftSpec, name: str) -> Path:
-        path = self._from_hub(source.hf) if source.hf else first_part(Path(source.path or ""))
+    def _locate(self, source: ModelSpec | DraftSpec | AdapterSpec, name: str, *, with_projector: bool = False) -> Path:
+        if source.hf:
+            path = self._from_hub(source.hf, with_projector=with_projector)
+        else:
+            path = first_part(Path(source.path or ""))
         check_gguf(path, name)
         return path
 
-    def _from_hub(self, reference: str) -> Path:
+    def _from_hub(self, reference: str, *, with_projector: bool) -> Path:
         # A model that was fetched once is served without asking the hub, so that starts are fast and work offline.
         try:
-            return self._fetched.path_of(reference) or self._brought(reference)
+            found = self.fetched.path_of(reference, with_projector=with_projector)
+            if found is None:
+                return self._brought(reference, with_projector=with_projector)
+            if with_projector and not self.fetched.has_looked_for_projector(reference) and not self._is_offline:
+                return self._with_projector(reference, found)
         except FileChanged as error:
             raise ModelUnusable(str(error)) from None
+        return found
 
-    def _brought(self, reference: str) -> Path:
+    def _with_projector(self, reference: str, found: Path) -> Path:
+        """Fetch the projector of a model that is there without one, and return the model's path. If the hub can't be
+        asked, the model is served without: it reads text, as it did before."""
+        try:
+            return self._brought(reference, with_projector=True)
+        except ModelUnusable as error:
+            print(f"paddock: {error}; {reference} is served as it is, without a projector", file=sys.stderr)
+            return found
+
+    def _brought(self, reference: str, *, with_projector: bool) -> Path:
         """Fetch a model from the hub and return the path of its file. Raises ModelUnusable, FileChanged."""
+        if self._is_offline:
+            raise ModelUnusable(
+                f"{reference} is not in {self.folder}, and nothing is fetched because `offline` or {OFFLINE} is set; "
+                "run `paddock models pull` where the hub can be reached, or unset it"
+            )
         deadline = time.monotonic() + self._patience_s
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with self._alone(reference, deadline):
+            with self.alone(deadline, self._late(reference)):
                 # Another machine on the same volume may have fetched it meanwhile.
-                return self._fetched.path_of(reference) or self._fetch(reference, deadline)
+                found = self.fetched.path_of(reference, with_projector=with_projector)
+                if found and (not with_projector or self.fetched.has_looked_for_projector(reference)):
+                    return found
+                return self._fetch(reference, deadline, with_projector=with_projector)
         except OSError as error:
             raise ModelUnusable(
                 f"could not keep {reference} in {self.folder}: {error.strerror}; "
                 "name a folder that you may write to with --models-dir"
             ) from None
 
-    def _fetch(self, reference: str, deadline: float) -> Path:
+    def _fetch(self, reference: str, deadline: float, *, with_projector: bool) -> Path:
         command = [sys.executable, "-m", "workers.models.hub", reference, str(self.folder)]
         # Missing files of a model are fetched of the same commit as the files that are there.
-        command += [commit] if (commit := self._fetched.commit_of(reference)) else []
+        command += ["--commit", commit] if (commit := self.fetched.commit_of(reference)) else []
+        command += ["--with-projector"] if with_projector else []
+        command += ["--quota-bytes", str(self._quota_mib << 20)]
         environment = {**os.environ, parent_death.VARIABLE: str(os.getpid())}
         left_s = max(deadline - time.monotonic(), 1.0)
         try:
@@ -161,12 +221,12 @@ class Library:
         if answer.returncode != 0:
             raise ModelUnusable(f"could not fetch {reference} from the Hugging Face hub")
         model = decode_model(answer.stdout.strip().splitlines()[-1])
-        self._fetched.keep(reference, model)
+        self.fetched.keep(reference, model)
         return Path(model.path)
 
     @contextlib.contextmanager
-    def _alone(self, reference: str, deadline: float) -> Iterator[None]:
-        """Hold the folder's lock, which allows one download at a time. Raises ModelUnusable when it is not free by
+    def alone(self, deadline: float, late: ModelUnusable) -> Iterator[None]:
+        """Hold the folder's lock, which allows one download or removal at a time. Raises `late` when it is not free by
         `deadline`."""
         with (self.folder / ".fetching").open("a") as file:
             while True:
@@ -175,7 +235,7 @@ class Library:
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        raise self._late(reference) from None
+                        raise late from None
                 time.sleep(POLL_S)
             yield
 
@@ -234,7 +294,9 @@ def _with_files_of(found: Catalog, folder: Path) -> Catalog:
             path=located(model.path) if model.path else None,
             projector=model.projector if model.projector in ("", NO_PROJECTOR) else located(model.projector),
             chat_template=located(model.chat_template) if is_file(model.chat_template) else model.chat_template,
-            adapters=tuple(replace(adapter, path=located(adapter.path)) for adapter in model.adapters),
+            adapters=tuple(
+                replace(adapter, path=located(adapter.path)) if adapter.path else adapter for adapter in model.adapters
+            ),
             llama=replace(
                 model.llama,
                 control_vectors=tuple(

@@ -20,6 +20,7 @@ from workers.models.default_sampling import DefaultSampling
 from workers.models.overrides import MetadataKey, MetadataValue, TensorOverride, metadata_faults
 from workers.models.speculation import HF_PATTERN, HF_TEXT, SpeculationSettings
 from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS, MAX_THINKING_BUDGET, Name
+from workers.residency.policy import Residency, own_faults, resolve
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -375,7 +376,8 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A LoRA adapter that a model's workers know from their start on; calls name it."""
 
     name: Name
-    path: Annotated[str, Meta(min_length=1, description="GGUF file, relative to the catalog file")]
+    path: Annotated[str, Meta(min_length=1, description="GGUF file, relative to the catalog file")] | None = None
+    hf: Annotated[str, Meta(pattern=HF_PATTERN, description=HF_TEXT)] | None = None
     pinned: Annotated[bool, Meta(description="in memory from the start, and stays, however many others are loaded")] = (
         False
     )
@@ -388,6 +390,12 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "otherwise; 0: on those that name it only",
         ),
     ] = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.hf is None):
+            raise ValueError(
+                "`adapters`: give exactly one source: `path` (a GGUF file) or `hf` (REPO[:QUANT][@REVISION])"
+            )
 
 
 class ChatDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -472,6 +480,16 @@ class ModelSpec(ChatDefaults, frozen=True, kw_only=True, forbid_unknown_fields=T
         int, Meta(ge=0, le=65536, description="most KV cells of a picture, where these vary; 0: as the projector says")
     ] = 0
     workers: Annotated[int, Meta(ge=0, le=256, description="worker processes on this machine")] = 1
+    residency: (
+        Annotated[
+            Residency,
+            Meta(
+                description="when its workers load and leave; unset: all of its `workers` are there from the start "
+                "until the end"
+            ),
+        ]
+        | None
+    ) = None
     slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS, description="conversations at once, per worker")] = 8
     ctx: Annotated[
         int,
@@ -536,6 +554,16 @@ class ModelSpec(ChatDefaults, frozen=True, kw_only=True, forbid_unknown_fields=T
         Meta(max_length=64, description="system prompts whose cached tokens all teams share, word for word"),
         as_setting("JSON list of system prompts that teams share cached, as in the catalog's `shared_prompts`"),
     ] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.residency and (fault := next(own_faults(self.residency, self.workers), None)):
+            raise ValueError(fault)
+
+    @property
+    def policy(self) -> Residency:
+        """Return the model's residency with `max` filled in, also if the catalog does not say one."""
+        return resolve(self.residency, self.workers)
 
 
 def is_template(text: str) -> bool:

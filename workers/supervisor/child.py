@@ -321,6 +321,11 @@ class WorkerSlot:
     def pid(self) -> int | None:
         return None if self._child is None else self._child.pid
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a worker should run here."""
+        return self._wanted
+
     def want(self, wanted: bool) -> None:
         """Set whether a worker should run here, without waiting. An unwanted worker drains before another starts."""
         if wanted == self._wanted or self._stopping:
@@ -346,6 +351,14 @@ class WorkerSlot:
             if self._stopping or not self._sent_away:
                 return code
             self._sent_away, self._child = False, None
+
+    async def replace(self, make: Callable[[], Child]) -> None:
+        """Drain the worker, and then run the child that `make` returns; return when the worker is gone. If none is
+        wanted now, the next one will be such a child."""
+        self._make = make
+        if self._child is not None and not self._stopping:
+            self._sent_away = True
+            await self._child.stop()
 
     async def stop(self) -> None:
         """Drain and stop the worker within its `grace_s`; return when it is gone."""

@@ -145,3 +145,18 @@ class StateFolder:
             if self._lock.exists() and os.path.samestat(os.fstat(descriptor), self._lock.stat()):
                 return descriptor
             os.close(descriptor)
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a supervisor runs with this state folder. One that ended without unlocking it does not count."""
+    try:
+        descriptor = os.open(path / "run" / "lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,31 +1,18 @@
-"""Finds the GPUs of this machine, plans which workers run on it with which model and devices, keeps the workers running
-and stops them together.
-
-GPUs are listed by the driver's own program, `nvidia-smi`; CUDA is never loaded.
-"""
+"""Keeps this machine's workers running and stops them together; which workers these are can change meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
-import platform
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from workers import sources
-from workers.models.catalog import CatalogError
-from workers.models.cores import cores_of, shares_of, text_of
-from workers.models.spec import LlamaSettings, ModelSpec
 from workers.process import black_box
 from workers.protocol import keys
 from workers.protocol.exits import FINAL, Exit
@@ -34,41 +21,12 @@ from workers.supervisor import state_folder
 from workers.supervisor.child import Child, Recipe, WorkerSlot, describe
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.output import Console, Output
+from workers.supervisor.plan import PlannedWorker, environment_of
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-ORDER = "CUDA_DEVICE_ORDER"
-QUERY_TIMEOUT_S = 10.0
+REGISTERED_LOOK_S = 0.1
 
-
-def visible(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the GPUs in the form of `CUDA_VISIBLE_DEVICES`; empty: CPU only.
-
-    If that variable is set, it alone decides; as in CUDA, devices after an invalid entry (-1) are hidden."""
-    if VISIBLE in environment:
-        devices = [device.strip() for device in environment[VISIBLE].split(",")]
-        end = next((n for n, device in enumerate(devices) if device in ("", "-1", "NoDevFiles", "none")), len(devices))
-        return tuple(devices[:end])
-    program = shutil.which("nvidia-smi", path=environment.get("PATH"))
-    if program is None:
-        return ()
-    try:
-        answer = subprocess.run(
-            [program, "--query-gpu=index", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=QUERY_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip().isdigit())
-
-
-def environment_of(device: str | None) -> dict[str, str]:
-    """Return the variables that limit a worker to `device`; none if the machine has no GPU."""
-    # nvidia-smi numbers devices by PCI bus, CUDA by speed unless told otherwise.
-    return {} if device is None else {VISIBLE: device, ORDER: "PCI_BUS_ID"}
-
+LEAVING_PATIENCE_S = 30.0
+"""Seconds for which new workers wait until those are gone that are not wanted any more."""
 
 KILL_MARGIN_S = 5.0
 """Seconds that a stopping worker gets beyond its time to drain (`worker_drain_s`); then it is killed."""
@@ -78,91 +36,29 @@ OF_MODELS = ModelSettings.model_fields.keys() - PaddockSettings.model_fields.key
 KEPT_BACK = frozenset(map(sources.variable, {"api_key", "api_keys", "gateway_secret", "worker_redis_url", *OF_MODELS}))
 """Variables that workers don't inherit: those only for gateways, and the model's settings, which a spec file has."""
 
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""File with the microseconds of CPU that this control group may use in a period (or `max`), and the period. Source:
-Linux, cgroup-v2, cpu.max."""
 
+@dataclass(slots=True)
+class _Post:
+    """One of the workers that are kept, and what keeps it."""
 
-@dataclass(frozen=True, slots=True)
-class PlannedWorker:
-    """One of this machine's workers. It stays the same when the worker's process is restarted."""
+    worker: PlannedWorker
+    slot: WorkerSlot
+    keeping: asyncio.Task[int] | None = None
+    """Ends with the last exit code; None: it has not begun."""
+    replacing: asyncio.Task[None] | None = None
+    """Ends when the process that is to be replaced is gone; None: none has been replaced."""
+    is_coming: bool = False
+    """Whether a process with other settings was asked for and has not registered yet."""
+    is_leaving: bool = False
+    """Whether the worker drains because it is not wanted any more."""
 
-    name: str
-    """Name for log lines: `worker-0`."""
-    worker_id: str
-    model: ModelSpec
-    """The model's spec as the worker's process gets it, with the number of threads filled in."""
-    device: str | None
-    """The worker's GPUs, separated by commas; None: this machine has none."""
-    neighbours: int
-    """Number of workers on this machine, this one included; they share its memory."""
-
-
-def plan(served: Sequence[ModelSpec], cores: int, devices: Sequence[str], host: str) -> tuple[PlannedWorker, ...]:
-    """Return each model's workers, in the catalog's order. Devices are dealt in turn, cores divided evenly. Pure.
-
-    Raises CatalogError if a worker wants more devices than there are."""
-    models = [model for model in served for _ in range(model.workers)]
-    threads = max(1, cores // max(1, len(models)))
-    dealt = _dealt(models, devices)
-    own = [llama for model in served for llama in _settings(model, threads)]
-    return tuple(
-        PlannedWorker(
-            name=f"worker-{number}",
-            worker_id=f"{host}-{number}",
-            model=replace(model, llama=own[number]),
-            device=dealt[number],
-            neighbours=len(models),
-        )
-        for number, model in enumerate(models)
-    )
-
-
-def _settings(model: ModelSpec, threads: int) -> list[LlamaSettings]:
-    """Return the settings of each of a model's workers, with its share of the model's `cpus`, and its threads: one for
-    each of these cores, or `threads`."""
-    llama = model.llama
-    if not llama.cpus:
-        return [replace(llama, n_threads=llama.n_threads or threads)] * model.workers
-    shares = shares_of(cores_of(llama.cpus), model.workers)
-    return [replace(llama, cpus=text_of(share), n_threads=llama.n_threads or len(share)) for share in shares]
-
-
-def _dealt(models: Sequence[ModelSpec], devices: Sequence[str]) -> list[str | None]:
-    """Return each worker's devices in the form of `CUDA_VISIBLE_DEVICES`; None for each if there are none."""
-    dealt: list[str | None] = []
-    turn = 0
-    for model in models:
-        if devices and model.gpus > len(devices):
-            raise CatalogError(
-                f"models: each worker of {model.name} wants {model.gpus} GPUs and this machine has {len(devices)}; "
-                "lower `gpus`"
-            )
-        own = [devices[(turn + number) % len(devices)] for number in range(model.gpus)] if devices else []
-        turn += len(own)
-        dealt.append(",".join(own) or None)
-    return dealt
-
-
-def host_id(state_dir: Path) -> str:
-    """Return the prefix of this machine's worker ids, which differs between machines and between state folders."""
-    host = re.sub(r"[^A-Za-z0-9.-]+", "-", platform.node()) or "host"
-    digest = hashlib.sha256(f"{platform.node()}:{state_dir.absolute()}".encode()).hexdigest()[:6]
-    return f"{host[:40]}-{digest}"
-
-
-def available_cores(quota: Path = CPU_QUOTA) -> int:
-    """Return the number of CPU cores that this process may use, by its affinity and, in a container, by its quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        microseconds, period = quota.read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if microseconds == "max" else max(1, min(cores, int(microseconds) // int(period)))
+    @property
+    def is_over(self) -> bool:
+        return self.keeping is not None and self.keeping.done()
 
 
 class Supervisor:
-    """Keeps the planned workers running, until `stop` is called or all have ended for reasons that forbid a restart."""
+    """Keeps the wanted workers running, until `stop` is called or all have ended for reasons that forbid a restart."""
 
     def __init__(
         self,
@@ -178,41 +74,149 @@ class Supervisor:
         self._settings = settings
         self._fleet = fleet
         self._console = console
+        self._environment = environment
         self._on_final = on_final
-        self._black_boxes = {worker.name: black_box.BoxReader(black_box_of(worker, settings)) for worker in workers}
-        self._spec_files = [spec_file_of(worker, settings) for worker in workers]
         self._logs = settings.state_dir / "logs"
         self._outputs: dict[str, Output] = {}
-        self._models = {worker.name: worker.model.name for worker in workers}
-        self._slots = {
-            worker.name: WorkerSlot(partial(self._child, worker, recipe(worker, settings, environment)))
-            for worker in workers
-        }
+        self._black_boxes: dict[str, black_box.BoxReader] = {}
+        self._wanted = tuple(workers)
+        self._posts = {worker.name: self._post(worker) for worker in workers}
+        self._changed = asyncio.Event()
+        """Set when other workers are wanted than those that are being arranged for."""
+        self._settled = asyncio.Event()
+        """Set while the workers that are kept are those that are wanted."""
+        self._settled.set()
+        self._stopping = False
+
+    @property
+    def wanted(self) -> tuple[PlannedWorker, ...]:
+        """The workers that should run."""
+        return self._wanted
 
     @property
     def pids(self) -> dict[str, int | None]:
-        return {name: slot.pid for name, slot in self._slots.items()}
+        return {name: post.slot.pid for name, post in self._posts.items()}
+
+    def want(self, workers: Sequence[PlannedWorker]) -> None:
+        """Have these workers run from now on, without waiting. Those that are told by name and equal go on untouched.
+
+        First, workers that are not among them drain, all at once; then, or LEAVING_PATIENCE_S later, new ones start;
+        then changed ones are replaced, one after the other, each by a process that registers before the next one
+        drains: calls that come meanwhile wait or go to the model's other workers. No worker may have the name of one
+        that still drains (`pids` has all names that are taken)."""
+        self._wanted = tuple(workers)
+        self._settled.clear()
+        self._changed.set()
 
     async def keep(self) -> int:
         """Keep the workers running until all have ended. Return the code of the first that failed for good, else OK."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                listener = tasks.create_task(self._listen())
-                running = [tasks.create_task(seat.keep()) for seat in self._slots.values()]
-                await asyncio.wait(running)
-                listener.cancel()
+                for post in self._posts.values():
+                    post.keeping = tasks.create_task(post.slot.keep())
+                beside = [tasks.create_task(self._listen()), tasks.create_task(self._follow(tasks))]
+                while running := self._running():
+                    await asyncio.wait(running)
+                for task in beside:
+                    task.cancel()
         finally:
             self._clear_away()
-        codes = [task.result() for task in running]
+        codes = [post.keeping.result() for post in self._posts.values() if post.keeping is not None]
         return next((code for code in codes if code in FINAL and code != Exit.OK), int(Exit.OK))
 
     async def stop(self) -> None:
         """Stop all workers at the same time, each within its time to drain; return when none of them runs any more."""
-        await asyncio.gather(*(slot.stop() for slot in self._slots.values()))
+        self._stopping = True
+        self._changed.set()
+        await asyncio.gather(*(post.slot.stop() for post in self._posts.values()))
 
     def hurry(self) -> None:
-        for slot in self._slots.values():
-            slot.hurry()
+        for post in self._posts.values():
+            post.slot.hurry()
+
+    def _running(self) -> list[asyncio.Task[Any]]:
+        """Return what is to be waited for until all has ended."""
+        running: list[asyncio.Task[Any]] = [post.keeping for post in self._posts.values() if post.keeping is not None]
+        running = [task for task in running if not task.done()]
+        return running or ([] if self._settled.is_set() else [asyncio.ensure_future(self._settled.wait())])
+
+    def _post(self, worker: PlannedWorker) -> _Post:
+        self._black_boxes[worker.name] = black_box.BoxReader(black_box_of(worker, self._settings))
+        return _Post(worker, WorkerSlot(self._maker(worker)))
+
+    def _maker(self, worker: PlannedWorker) -> Callable[[], Child]:
+        return partial(self._child, worker, recipe(worker, self._settings, self._environment))
+
+    async def _follow(self, tasks: asyncio.TaskGroup) -> None:
+        """Arrange for the workers that are wanted, each time that these are others, until cancelled."""
+        while not self._stopping:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._arrange(tasks, self._wanted)
+            if not self._changed.is_set():
+                self._settled.set()
+        self._settled.set()
+
+    async def _arrange(self, tasks: asyncio.TaskGroup, wanted: Sequence[PlannedWorker]) -> None:
+        """Keep these workers in place of those that are kept. Return early if others are wanted meanwhile."""
+        named = {worker.name for worker in wanted}
+        gone = [post for name, post in self._posts.items() if name not in named and not post.is_leaving]
+        if gone:  # they hold memory that new ones may need; but an answer can take an hour
+            await asyncio.wait([tasks.create_task(self._dismiss(post)) for post in gone], timeout=LEAVING_PATIENCE_S)
+        if self._stopping or self._changed.is_set():
+            return
+        for worker in wanted:
+            if worker.name not in self._posts:
+                self._console.say(f"paddock: {worker.name} starts: {worker.model.name}")
+                self._begin(tasks, worker)
+        broken = set[str]()
+        for worker in wanted:
+            post = self._posts[worker.name]
+            if worker.model.name in broken or (post.worker == worker and not post.is_coming):
+                continue
+            await self._exchange(tasks, worker)
+            if self._stopping or self._changed.is_set():
+                return
+            if self._posts[worker.name].is_over:
+                # Workers that serve are not given up for settings with which none can run.
+                self._console.say(f"paddock: other workers of {worker.model.name} stay as they are")
+                broken.add(worker.model.name)
+
+    def _begin(self, tasks: asyncio.TaskGroup, worker: PlannedWorker) -> None:
+        post = self._posts[worker.name] = self._post(worker)
+        post.keeping = tasks.create_task(post.slot.keep())
+
+    async def _dismiss(self, post: _Post) -> None:
+        """Drain a worker that is not wanted any more, and forget it."""
+        name = post.worker.name
+        self._console.say(f"paddock: {name} drains: {post.worker.model.name} is not wanted here any more")
+        post.is_leaving = True
+        await post.slot.stop()
+        del self._posts[name]
+        self._remove_files(post.worker)
+
+    async def _exchange(self, tasks: asyncio.TaskGroup, worker: PlannedWorker) -> None:
+        """Replace a worker's process by one with other settings; return when that has registered or has ended for good,
+        or when other workers are wanted."""
+        post = self._posts[worker.name]
+        if post.worker != worker:
+            self._console.say(f"paddock: {worker.name} is being replaced: {worker.model.name} has changed")
+            if post.is_over:  # with these settings it may run
+                self._begin(tasks, worker)
+            else:
+                post.worker = worker
+                post.replacing = tasks.create_task(post.slot.replace(self._maker(worker)))
+            post = self._posts[worker.name]
+            post.is_coming = True
+        while not (self._stopping or self._changed.is_set() or post.is_over):
+            is_gone = post.replacing is None or post.replacing.done()
+            if is_gone and (not post.slot.is_wanted or await self._is_registered(worker)):
+                post.is_coming = False
+                return
+            await asyncio.sleep(REGISTERED_LOOK_S)
+
+    async def _is_registered(self, worker: PlannedWorker) -> bool:
+        return bool(await self._fleet.present({worker.worker_id: worker.model.name}))
 
     def _child(self, worker: PlannedWorker, recipe: Recipe) -> Child:
         output = self._outputs[worker.name] = Output(worker.name, self._logs, self._console)
@@ -232,18 +236,20 @@ class Supervisor:
         write_specs([worker], self._settings)
 
     async def _listen(self) -> None:
-        """Stop workers whose model an admin unloads, and start them again when it is loaded. All models count as loaded
-        when a supervisor starts."""
+        """Stop workers whose model an admin unloads, and start them again when it is loaded. A model counts as loaded
+        when this supervisor begins to keep it."""
         this = asyncio.current_task()
-        models = sorted(set(self._models.values()))
-        begun = False
+        begun: frozenset[str] = frozenset()
         # Checked in each round, since redis-py can swallow a cancellation before Python 3.12 (python/cpython#86296).
         while this is None or not this.cancelling():
-            unloaded = await self._fleet.unloaded(models, forget=not begun)
-            if unloaded is not None:
-                begun = True
-                for name, slot in self._slots.items():
-                    slot.want(self._models[name] not in unloaded)
+            models = frozenset(post.worker.model.name for post in self._posts.values())
+            begun &= models
+            if fresh := models - begun:
+                begun = models if await self._fleet.unloaded(sorted(fresh), forget=True) is not None else begun
+            unloaded = await self._fleet.unloaded(sorted(begun), forget=False) if begun else None
+            for post in self._posts.values():
+                if unloaded is not None and post.worker.model.name in begun:
+                    post.slot.want(post.worker.model.name not in unloaded)
             await asyncio.sleep(keys.SUPERVISED_INTERVAL_S)
 
     async def _bury(self, worker: PlannedWorker, code: int, is_final: bool) -> None:
@@ -258,11 +264,13 @@ class Supervisor:
 
     def _clear_away(self) -> None:
         """Remove the workers' files. Report which requests ran on workers that had to be killed when stopped."""
-        for path in self._spec_files:
-            state_folder.remove(path, self._console.say)
-        for name, box in self._black_boxes.items():
-            if running := box.take():
-                self._console.say(f"paddock: {name} was killed while running {black_box.describe(running)}")
+        for post in self._posts.values():
+            self._remove_files(post.worker)
+
+    def _remove_files(self, worker: PlannedWorker) -> None:
+        state_folder.remove(spec_file_of(worker, self._settings), self._console.say)
+        if running := self._black_boxes[worker.name].take():
+            self._console.say(f"paddock: {worker.name} was killed while running {black_box.describe(running)}")
 
 
 def black_box_of(worker: PlannedWorker, settings: SupervisorSettings) -> Path:

@@ -51,7 +51,8 @@ def definitions() -> dict[str, Schema]:
     """What the entries of `models`, and `aliases`, are made of."""
     found = _of_catalog()
     of_llama = ("LlamaSettings", "TensorOverride", "ControlVectorSpec")
-    parts = (*of_llama, "DefaultSampling", "SpeculationSettings", "DraftSpec", "AdapterSpec", "AliasChain", "Target")
+    of_alias = ("AliasChain", "Target", "AliasParameters")
+    parts = (*of_llama, "DefaultSampling", "SpeculationSettings", "DraftSpec", "AdapterSpec", *of_alias)
     return {
         **{name: found[name] for name in parts},
         "accountsSettings": settings(AccountsSettings),

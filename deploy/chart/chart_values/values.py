@@ -197,6 +197,7 @@ def around() -> dict[str, Schema]:
             enabled=flag(),
             gatewayInterval=text(DURATION),
             workerInterval=text(DURATION),
+            accountsInterval=text(DURATION),
             labels=named(text()),
             rules=flag(),
             runbook=text(),
@@ -213,6 +214,7 @@ def around() -> dict[str, Schema]:
         "networkPolicy": fields(
             enabled=flag(),
             callers=several(kubernetes()),
+            admins=several(kubernetes()),
             scrapers=several(kubernetes()),
             hub=several(kubernetes()),
             gatewayEgress=several(kubernetes()),

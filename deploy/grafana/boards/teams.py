@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from boards.board import MODEL, TEAM, Board
-from boards.panel import Panel, Query, Row, Shape
+from boards.panel import Panel, Query, Row, Shape, Step
 from boards.promql import OF_MODEL, or_zero, rate, ratio
 
 OF_TEAM = f'team=~"$team", {OF_MODEL}'
+ANY = ""
 NOT_OK = f'outcome!="ok", {OF_TEAM}'
 
 
@@ -124,11 +125,71 @@ OVER_TIME = Row(
     ),
 )
 
+LEDGER = Row(
+    "Usage, budgets and the accounts service",
+    (
+        Panel(
+            "Usage on its way",
+            "Records of calls that the database does not have yet, wherever they wait; and the entries of them in "
+            "Redis, of up to 100 records each.",
+            (
+                Query("sum(paddock_usage_waiting_records)", "Records"),
+                Query("max(paddock_usage_stream_entries)", "Entries in Redis"),
+                Query("max(paddock_usage_set_aside_entries)", "Entries set aside"),
+            ),
+        ),
+        Panel(
+            "Wait for the database",
+            "How long usage has waited while the database took none. The second line is what waits in Redis alone: "
+            "where it is at 0 and the first is not, records wait on the disks of gateways.",
+            (
+                Query("max(paddock_usage_waiting_seconds)", "Anywhere"),
+                Query("max(paddock_ledger_lag_seconds)", "In Redis"),
+            ),
+            "s",
+            steps=(Step(300, "orange"),),
+        ),
+        Panel(
+            "Room for usage in Redis",
+            "Share of `usage_stream_max` that is used. At 100 % records stay on the disks of gateways.",
+            (Query("max(paddock_usage_stream_entries) / (max(paddock_usage_stream_max_entries) > 0)", "Used"),),
+            "percentunit",
+            steps=(Step(0.8, "orange"),),
+            maximum=1,
+        ),
+        Panel(
+            "Usage on disk",
+            "Of each gateway; at most `usage_journal_mib`, beyond which records are lost.",
+            (Query("sum by (instance) (paddock_usage_journal_bytes)", "{{instance}}"),),
+            "bytes",
+        ),
+        Panel(
+            "Records",
+            "Written to the database, and dropped by gateways that had no room, per second.",
+            (
+                Query(rate("paddock_ledger_records_total", ANY), "Written"),
+                Query(rate("paddock_usage_records_total", 'what="dropped"'), "Dropped"),
+            ),
+            "ops",
+        ),
+        Panel(
+            "Budgets and events",
+            "Budgets that have passed a threshold, or are spent, in the period that runs; events that the webhook has "
+            "not taken yet.",
+            (
+                Query("max(paddock_budgets_over_threshold)", "Over a threshold"),
+                Query("max(paddock_budgets_spent)", "Spent"),
+                Query("max(paddock_webhooks_pending)", "Events that wait"),
+            ),
+        ),
+    ),
+)
+
 BOARD = Board(
     "teams",
     "Paddock: usage by team",
     "What each team used, and how it fared.",
-    (SUM, OVER_TIME),
+    (SUM, OVER_TIME, LEDGER),
     (MODEL, TEAM),
     span="24h",
 )

@@ -16,7 +16,7 @@ from gateway.api.http.diagnostics import request_log_of
 from gateway.api.parameters.base import quote
 from gateway.api.request_headers import query_of
 from gateway.call import Principal
-from gateway.catalog import ModelNames
+from gateway.catalog.live import LiveCatalog
 from gateway.errors import InvalidRequest
 from gateway.registry.snapshot import FleetView
 
@@ -27,8 +27,8 @@ MOST = 1000
 class ModelInfos:
     """Answers with a page of the list of models or, if a name is in the path, with that model."""
 
-    def __init__(self, names: ModelNames, fleet: FleetView) -> None:
-        self._names = names
+    def __init__(self, catalog: LiveCatalog, fleet: FleetView) -> None:
+        self._catalog = catalog
         self._fleet = fleet
 
     async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,11 +36,13 @@ class ModelInfos:
         snapshot = self._fleet.snapshot
         name = scope.get("path_params", {}).get("model")
         if name:
-            model = self._names.resolve(name, principal, snapshot.models, snapshot.adapters, complete=snapshot.is_read)
+            model = self._catalog.names.resolve(
+                name, principal, snapshot.models, snapshot.adapters, complete=snapshot.is_read
+            )
             await send_json(send, self._info(name, model), request_log)
             return
         served = [model for model, beats in snapshot.workers.items() if beats]
-        permitted = self._names.permitted(principal, served, snapshot.adapters)
+        permitted = self._catalog.names.permitted(principal, served, snapshot.adapters)
         found, has_more = page(list(permitted), query_of(scope))
         document = {
             "data": [self._info(one, permitted[one]) for one in found],

@@ -27,7 +27,7 @@ from gateway.api.request_headers import named_model
 from gateway.api.shapes import PART_BYTES
 from gateway.call import Call
 from gateway.errors import InvalidRequest
-from workers.protocol.pooled import FLOAT_BYTES, PoolInput, PoolRequest, PoolResult
+from workers.protocol.pooled import FLOAT_BYTES, PoolInput, PoolKind, PoolRequest, PoolResult
 from workers.protocol.requests import Medium
 
 MAX_NORM = 1024
@@ -53,13 +53,16 @@ class EmbeddingRequest:
 class EmbeddingDialect:
     """Reads requests for embeddings and writes the vectors, in llama-server's form."""
 
+    kind: PoolKind = "embed"
+
     def read(self, raw: bytes, scope: Scope) -> EmbeddingRequest:
         """Return the parsed body. Raises InvalidRequest, NotSupported."""
         document = read_object(raw)
+        document["model"] = named_model(document, scope)
         body = read_body(EmbeddingBody, document, ({}, {}), ignored_of(scope))
         inputs, media = read_inputs(body, attachments_of(scope))
         request = PoolRequest(inputs=inputs, media=media, normalize=body.embd_normalize, cache_salt=body.cache_salt)
-        return EmbeddingRequest(named_model(document, scope), request)
+        return EmbeddingRequest(body.model, request)
 
     def parts(self, asked: EmbeddingRequest, call: Call, result: PoolResult) -> Iterator[bytes]:
         """Yield the JSON in parts: an array of one object per input, each with a list of one or more vectors."""

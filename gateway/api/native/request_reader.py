@@ -30,6 +30,10 @@ class RequestReader:
         """Return a small JSON body as a dict, empty if there is no body. Raises what `Intake.small` raises."""
         return await self.intake.small(principal, scope, receive, document_of)
 
+    def begin(self, principal: Principal, scope: Scope) -> None:
+        """Begin a call before its body is read, as `CallResolver.begin` does; the query may name its model."""
+        self._resolver.begin(principal, request_log_of(scope), model=named_model({}, scope))
+
     def call(self, principal: Principal, document: dict[str, Any], scope: Scope, *, strict: bool = False) -> Call:
         """Return a call to the model that the body names, or else the query string, or else the default model.
 

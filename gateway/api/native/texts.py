@@ -113,6 +113,7 @@ class TextRoutes:
 
     async def apply_template(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._reader.intake.open_body(principal, scope, receive, takes_media=True) as body:
+            self._reader.begin(principal, scope)
             asked = await body.decode(lambda raw: self._chat.read(raw, scope))
             call = self._reader.call(principal, {"model": asked.model or named_model({}, scope)}, scope)
             call = self._media.check(call, asked.requests[:1])

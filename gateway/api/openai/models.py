@@ -11,7 +11,8 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
 from gateway.call import Principal
-from gateway.catalog import ModelNames
+from gateway.catalog.live import LiveCatalog
+from gateway.catalog.names import ModelNames
 from gateway.registry.desired_models import DesiredModels
 from gateway.registry.snapshot import FleetView
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
@@ -24,10 +25,14 @@ OUTPUT: dict[WorkerKind, str] = {"generate": "text", "embed": "embeddings", "ran
 class Models:
     """Lists the models that a key may use."""
 
-    def __init__(self, names: ModelNames, fleet: FleetView, desired: DesiredModels) -> None:
-        self._names = names
+    def __init__(self, catalog: LiveCatalog, fleet: FleetView, desired: DesiredModels) -> None:
+        self._catalog = catalog
         self._fleet = fleet
         self._desired = desired
+
+    @property
+    def _names(self) -> ModelNames:
+        return self._catalog.names
 
     async def show_merged(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with one card per model, which lists the model's aliases, as llama-server does."""

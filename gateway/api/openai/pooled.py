@@ -30,7 +30,7 @@ from gateway.api.shapes import PART_BYTES, base64_of, rows_of, shortened
 from gateway.call import Call
 from gateway.errors import InvalidRequest, NotSupported
 from workers.protocol.framing import json_parts
-from workers.protocol.pooled import PoolInput, PoolPrompt, PoolRequest, PoolResult
+from workers.protocol.pooled import PoolInput, PoolKind, PoolPrompt, PoolRequest, PoolResult
 from workers.protocol.requests import Medium
 
 MAX_TOKEN = 2**31 - 1
@@ -63,6 +63,8 @@ class EmbeddingsRequest:
 
 class EmbeddingsDialect:
     """Reads requests for embeddings and writes the vectors, in OpenAI's form."""
+
+    kind: PoolKind = "embed"
 
     def read(self, raw: bytes, scope: Scope) -> EmbeddingsRequest:
         body = read_body(EmbeddingsBody, read_object(raw), (POOLED_IGNORED, {}), ignored_of(scope))
@@ -160,6 +162,8 @@ class RerankRequest:
 
 class RerankDialect:
     """Reads requests for reranking and writes the scores."""
+
+    kind: PoolKind = "rank"
 
     def read(self, raw: bytes, scope: Scope) -> RerankRequest:
         document = read_object(raw)

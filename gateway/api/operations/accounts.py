@@ -93,6 +93,7 @@ class AccountsRoute:
         known = bool(principal.key_id)
         return Caller(
             key="" if principal.by_token else principal.key_id,
+            of_settings=principal.of_settings,
             user=principal.user,
             team=principal.team,
             organisation=principal.organisation if known else "",

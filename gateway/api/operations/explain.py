@@ -177,6 +177,7 @@ class ExplainRoute:
     ) -> tuple[Call, PlacementRequest]:
         """Return the call of the chat request in the body, and its placement request. Raises as the chat route does."""
         async with self._reader.intake.open_body(principal, scope, receive, takes_media=True) as body:
+            self._reader.begin(principal, scope)
             asked = await body.decode(lambda raw: self._chat.read(raw, scope))
         query = query_of(scope)
         call = self._reader.call(principal, {"model": asked.model or None}, scope)

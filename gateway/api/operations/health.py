@@ -19,6 +19,7 @@ from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
 from gateway.back_pressure import stopping
 from gateway.call import Principal
+from gateway.catalog.live import LiveCatalog
 from gateway.errors import Unavailable
 from gateway.registry.snapshot import FirstWorkers, FleetView
 from gateway.store.outage import NO_ANSWER
@@ -101,31 +102,30 @@ class Ready:
         fleet: FleetView,
         admission: AdmissionState,
         leaving: Callable[[], bool],
-        models: frozenset[str],
+        catalog: LiveCatalog,
         first: FirstWorkers,
         desired: UnloadedModels,
     ) -> None:
-        """`models`: the models that the catalog names."""
         self._redis = redis
         self._redis_answers = SharedQuery(self._ping_redis, FRESH_S)
         self._fleet = fleet
         self._admission = admission
         self._leaving = leaving
-        self._models = models
+        self._catalog = catalog
         self._first = first
         self._unloaded = SharedQuery(lambda: desired.unloaded(sorted(first.missing)), FRESH_S)
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         if self._leaving():
             raise stopping(remedy="")
-        missing = []
+        missing, named = [], self._catalog.names.models
         # A Redis that answers pings may refuse to write all the same.
         takes = self._admission.redis_up and await self._redis_answers.ask()
         if not takes and not self._admission.can_place_degraded:
             missing.append("Redis does not answer, or takes no writes (check PADDOCK_REDIS_URL, and its log)")
         snapshot = self._fleet.snapshot
         num_workers = sum(not beat.draining for beats in snapshot.workers.values() for beat in beats)
-        if num_workers == 0 and not self._models:
+        if num_workers == 0 and not named:
             missing.append("no worker is registered (start one with `paddock worker` on the same Redis)")
         if awaited := await self._find_awaited():
             missing.append(
@@ -135,8 +135,11 @@ class Ready:
             raise Unavailable(f"Not ready: {'; '.join(missing)}.")
         models = sorted(model for model, beats in snapshot.workers.items() if beats)
         body = {"status": "ready", "workers": num_workers, "models": models}
-        if without := sorted(self._models.difference(models)):
+        if without := sorted(named.difference(models)):
             body["without_workers"] = without
+        if self._catalog.fault:
+            # What is wrong may tell of paths and settings: log and GET /admin/catalog have it.
+            body["catalog"] = "refused"
         if degraded_models := (self._admission.degraded_models if takes else frozenset(models)):
             body |= {"status": "degraded", "without_redis": sorted(degraded_models)}
         await send_json(send, body, request_log_of(scope))

@@ -47,7 +47,7 @@ def synonyms_of(kind: type[BaseModel]) -> Mapping[str, tuple[str, ...]]:
 
 
 @cache
-def _names_of(kind: type[BaseModel]) -> frozenset[str]:
+def names_of(kind: type[BaseModel]) -> frozenset[str]:
     """Return the names of a body's fields, as callers send them."""
     return frozenset(field.alias or name for name, field in kind.model_fields.items())
 
@@ -67,7 +67,7 @@ class Body(BaseModel):
             return value
         if len(value) > len(cls.model_fields) + MAX_UNKNOWN:
             raise PydanticCustomError("too_many_fields", "It has more fields than there are. Send those that are known")
-        ignored, names = info.context, _names_of(cls)
+        ignored, names = info.context, names_of(cls)
         if not isinstance(ignored, Ignored) or ignored.refuses or value.keys() <= names:
             return value
         for name in value:

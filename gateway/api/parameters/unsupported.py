@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from gateway.api.parameters.alias_parameters import apply_rules
 from gateway.api.parameters.base import nesting_error, synonyms_of, translate_error
 from gateway.errors import UnsupportedParameter
 from gateway.telemetry.request_log import Ignored
@@ -42,6 +43,7 @@ def read_body(
     """Return the parsed body. `unread`: the dialect's tables of ignored parameters and of refused ones.
 
     Raises InvalidRequest and UnsupportedParameter, each naming the parameter by its path."""
+    document = _with_alias_parameters(kind, document, ignored)
     of_end_user = frozenset[str]() if ignored.end_user is None else ignored.end_user.read(document)
     kept = _rename_synonyms(kind, sift(document, *unread, ignored, of_end_user), ignored)
     try:
@@ -50,6 +52,15 @@ def read_body(
         raise translate_error(error) from None
     except RecursionError:
         raise nesting_error() from None
+
+
+def _with_alias_parameters(kind: type[BaseModel], document: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
+    """Return the document with the parameters that the catalog sets for the name that it calls."""
+    if ignored.names is None:
+        return document
+    name = document.get("model")
+    rules = ignored.names.rules(name if isinstance(name, str) else "")
+    return document if rules is None else apply_rules(rules, document, kind, ignored)
 
 
 def sift(

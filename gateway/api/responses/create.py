@@ -125,6 +125,7 @@ class Preparation:
             "chat",
             read_ttft_deadline(scope),
             conversation,
+            adapters=asked.requests[0].adapters,
             held_bytes=body.num_bytes,
         )
         asked, call = await self._media.prepare(asked, call, body.hold, None)
@@ -185,6 +186,7 @@ class CreateRoutes:
                 await self._calls.resumable.again(resume, body, scope, receive, send)
                 return
             async with until_disconnect(receive):
+                self._calls.resolver.begin(principal, request_log, "chat")
                 # The draft gets no name here, since it would stay in memory, beside `asked`, until the answer ends.
                 asked, call = await self._preparation.prepare(
                     await body.decode(partial(read_draft, ignored=request_log.ignored, attachments=body.attachments)),
@@ -203,6 +205,7 @@ class CreateRoutes:
         calls, request_log = self._calls, request_log_of(scope)
         async with calls.intake.open_body(principal, scope, receive, takes_media=True) as body:
             read = partial(read_draft, ignored=request_log.ignored, attachments=body.attachments)
+            calls.resolver.begin(principal, request_log)
             draft = await body.decode(read)
             asked = await self._responses.complete(draft, body)
             call = calls.resolver.resolve(principal, asked.model, request_log)

@@ -8,10 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.commands.accounts import layout
 from gateway.commands.accounts.api import path_of
 from gateway.commands.accounts.kinds import budget_text
-from gateway.commands.accounts.layout import Column, table
 from gateway.commands.accounts.parser import (
     Call,
     Result,
@@ -20,6 +18,8 @@ from gateway.commands.accounts.parser import (
     add_paging,
     more_text,
 )
+from workers.commands import layout
+from workers.commands.layout import Column, table
 from workers.protocol.exits import Exit
 
 Document = Mapping[str, Any]

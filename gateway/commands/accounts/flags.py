@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway.commands.accounts import layout
+from workers.commands import layout
 
 ALL = "all"
 LIMITS = "limits"

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.commands.accounts import flags, layout
+from gateway.commands.accounts import flags
 from gateway.commands.accounts.flags import ALL_LIMITS, LIMITS_OF_CALLS, Flag, Limit, limit_flags_beside
-from gateway.commands.accounts.layout import Column, card
+from workers.commands import layout
+from workers.commands.layout import Column, card
 
 Document = Mapping[str, Any]
 """A record, or a part of one, as the API answers it."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.commands.accounts import flags, layout
+from gateway.commands.accounts import flags
 from gateway.commands.accounts.api import Answer, path_of
 from gateway.commands.accounts.flags import ALL_LIMITS, LIMIT_FLAGS, add_flags, document_of
 from gateway.commands.accounts.kinds import BY_NAME, NAME, Document, Kind, describe
-from gateway.commands.accounts.layout import Column, table
 from gateway.commands.accounts.parser import (
     Call,
     Parser,
@@ -21,6 +20,8 @@ from gateway.commands.accounts.parser import (
     more_text,
 )
 from gateway.commands.accounts.records import changed
+from workers.commands import layout
+from workers.commands.layout import Column, table
 
 PERIODS = ("day", "week", "month")
 KINDS = sorted(BY_NAME)

@@ -21,10 +21,10 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from gateway.client import AuthenticationFailed, BadRequest, ClientError, NotFound, NotSupported
 from gateway.client.request import Request
-from gateway.commands.accounts import layout
 from gateway.commands.accounts.api import AdminApi, path_of
 from gateway.commands.accounts.parser import Call, Result, Unusable, add_command
 from gateway.commands.logins import Login
+from workers.commands import layout
 
 SIGN_IN_S = 600.0
 """Seconds that a person has to sign in."""

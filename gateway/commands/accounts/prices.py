@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.commands.accounts import flags, layout
+from gateway.commands.accounts import flags
 from gateway.commands.accounts.api import path_of
 from gateway.commands.accounts.flags import Flag, add_flags, document_of
-from gateway.commands.accounts.layout import Column, card, table
 from gateway.commands.accounts.parser import Call, Result, Unusable, add_command, add_group
+from workers.commands import layout
+from workers.commands.layout import Column, card, table
 
 Price = Mapping[str, Any]
 

@@ -11,13 +11,12 @@ from typing import Any
 import msgspec
 
 from accounts.protocol.key_format import new_key
-from accounts.protocol.records import FIRST_KEY_NAME, AccessRecord, digest
+from accounts.protocol.records import FIRST_KEY_NAME, RESERVED_PREFIXES, AccessRecord, digest, reserved_name
 from gateway.client import ConnectionFailed, Timeout
 from gateway.commands.accounts import flags
 from gateway.commands.accounts.api import Answer, path_of
 from gateway.commands.accounts.flags import add_flags, document_of, limit_flags_beside
 from gateway.commands.accounts.kinds import KEY, TEAM, Kind, describe
-from gateway.commands.accounts.layout import card, table
 from gateway.commands.accounts.parser import (
     Call,
     Parser,
@@ -29,6 +28,7 @@ from gateway.commands.accounts.parser import (
     add_paging,
     more_text,
 )
+from workers.commands.layout import card, table
 
 KEEP = """Keep the key now: it is shown this once, and only its hash is stored. Its holder sends it with every call:
 Authorization: Bearer {key}"""
@@ -168,6 +168,8 @@ def _make_static(options: Namespace) -> str:
     """Return a new key and its record, or the record of the key whose hash is given. Raises Unusable."""
     if options.name == FIRST_KEY_NAME:
         raise Unusable(f"keys make: {FIRST_KEY_NAME!r} is the first key's name; preset that one with PADDOCK_API_KEY")
+    if options.name.startswith(RESERVED_PREFIXES):
+        raise Unusable(f"keys make: {reserved_name(options.name)}")
     key = "" if options.sha256 else new_key()
     document = document_of(options, STATIC_FLAGS)
     fields = {name: value for name, value in document.items() if value is not None}

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.commands.accounts import flags, layout
+from gateway.commands.accounts import flags
 from gateway.commands.accounts.api import path_of
-from gateway.commands.accounts.layout import Column, table
 from gateway.commands.accounts.parser import (
     Call,
     Parser,
@@ -22,6 +21,8 @@ from gateway.commands.accounts.parser import (
     add_paging,
     more_text,
 )
+from workers.commands import layout
+from workers.commands.layout import Column, table
 
 Row = Mapping[str, Any]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import httpx2
@@ -58,9 +59,11 @@ EVERYTHING = [
 ]
 
 
-async def test_a_dry_run_tells_and_changes_nothing(api: AdminApi, mirror: redis.asyncio.Redis) -> None:
+async def test_a_dry_run_tells_and_changes_nothing(api: AdminApi, caplog: pytest.LogCaptureFixture) -> None:
     before = await api.get("/admin/audit/verify")
+    caplog.set_level(logging.INFO, "accounts")
     applied = await apply(api, FILE, "?dry_run=true")
+    assert "access changed" not in caplog.messages
     assert told(applied) == EVERYTHING
     assert applied["changes"][1]["fields"]["limits.tokens_per_minute"] == [None, 1000]
     assert await api.get("/admin/audit/verify") == before
@@ -132,6 +135,8 @@ async def test_pruning_deletes_only_what_was_applied(api: AdminApi) -> None:
         ("keys: [{name: ci, sha256: abc}]", "keys[0].sha256"),
         ("keys: [{name: ci, sha256: 12}]", "keys[0].sha256"),
         (f"keys: [{{name: a, sha256: {digest('x')}}}, {{name: b, sha256: {digest('x')}}}]", "keys[1].sha256"),
+        (f"keys: [{{name: session-ci, sha256: {digest('x')}}}]", "keys[0].name"),
+        (f"keys: [{{name: 'user:ann', sha256: {digest('x')}}}]", "keys[0].name"),
         ("keys: [{name: ci, expires_at: soon, sha256: abc}]", "keys[0].expires_at"),
         ("a: &a [1]\nb: *a", None),
         ("[1, 2]", None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import redis.asyncio
 
 from accounts.protocol.key_format import is_whole
@@ -149,6 +150,13 @@ async def test_the_first_key_is_left_to_gateways(api: AdminApi) -> None:
     for method, path in (("POST", "/admin/keys/first/rotate"), ("DELETE", "/admin/keys/first")):
         assert "PADDOCK_API_KEY" in (await api.refused(403, method, path))["message"]
     await api.refused(403, "POST", "/admin/keys", {"name": "first"})
+
+
+@pytest.mark.parametrize("name", ["session-ci", "user:ann@example.com"])
+async def test_names_of_signed_in_people_are_reserved(api: AdminApi, name: str) -> None:
+    error = await api.refused(400, "POST", "/admin/keys", {"name": name})
+    assert (error["param"], name in error["message"], "choose another" in error["message"]) == ("name", True, True)
+    await api.post("/admin/teams", {"name": name})  # which is no key
 
 
 async def test_unknown_routes_answer_in_the_form_of_errors(api: AdminApi) -> None:

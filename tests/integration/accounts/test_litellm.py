@@ -113,6 +113,8 @@ async def test_a_key_sees_itself(api: AdminApi) -> None:
         ({"rpm_limit": 0}, "limits.requests_per_minute"),
         ({"key": "sk-mine"}, "key"),
         ({"team_id": "none"}, "team"),
+        ({"key_alias": "session-ci"}, "name"),
+        ({"key_alias": "user:ann"}, "name"),
     ],
 )
 async def test_what_can_not_be_done_is_told(api: AdminApi, body: dict[str, object], param: str) -> None:

@@ -195,6 +195,12 @@ async def test_a_first_key_that_gateways_replaced_is_not_put_back(
         assert (await api.get("/admin/keys/first"))["hash"] == digest("pk-preset")[:8]
 
 
+async def test_a_first_key_that_a_gateway_made_later_is_taken_in(api: AdminApi, mirror: redis.asyncio.Redis) -> None:
+    await publish(mirror, put(first_record("pk-first"), SECRET))
+    assert await until(lambda: is_there(api, "first")) < 5
+    assert (await api.get("/admin/keys/first"))["hash"] == digest("pk-first")[:8]
+
+
 async def test_what_somebody_deleted_in_redis_comes_back_at_a_start(
     url: str, redis_server: RedisServer, mirror: redis.asyncio.Redis, tmp_path: Path
 ) -> None:

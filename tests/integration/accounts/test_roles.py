@@ -78,6 +78,10 @@ REFUSED: list[tuple[str, Caller, str, str, Any, int]] = [
     ("makes its own key an admin's", MANAGER, "PATCH", "/admin/keys/red-manager", {"role": "admin"}, 403),
     ("moves a key to another team", MANAGER, "PATCH", "/admin/keys/red-service", {"team": "blue"}, 403),
     ("widens a key", MANAGER, "PATCH", "/admin/keys/red-service", {"aliases": ["small", "huge"]}, 403),
+    ("makes a key of a person", MANAGER, "POST", "/admin/keys", {"user": USER}, 403),
+    ("makes a key a person's", MANAGER, "PATCH", "/admin/keys/red-service", {"user": USER}, 403),
+    ("makes a key of a person by LiteLLM's route", MANAGER, "POST", "/key/generate", {"user_id": USER}, 403),
+    ("makes a key that counts as tokens do", MANAGER, "POST", "/admin/keys", {"name": f"user:{USER}"}, 400),
     ("opens an admin's key", MANAGER, "POST", "/admin/keys/red-admin/rotate", None, 403),
     ("blocks an admin's key", MANAGER, "POST", "/admin/keys/red-admin/block", None, 403),
     ("deletes an admin's key", MANAGER, "DELETE", "/admin/keys/red-admin", None, 403),
@@ -148,6 +152,53 @@ async def test_a_manager_does_not_learn_of_keys_of_others_by_making_one_of_their
     """Names are one's own across all teams, so that this is told; no more than the name is."""
     error = await teams.refused(409, "POST", "/admin/keys", {"name": "blue-service"}, MANAGER)
     assert "blue'" not in error["message"]
+
+
+TAKEN: list[tuple[str, str, str, Any]] = [
+    ("deleted", "DELETE", "/admin/keys/{key}", None),
+    ("blocked", "POST", "/admin/keys/{key}/block", None),
+    ("lowered", "PATCH", "/admin/keys/{key}", {"role": "user"}),
+    ("moved", "PATCH", "/admin/keys/{key}", {"team": "blue"}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), [row[1:] for row in TAKEN], ids=[row[0] for row in TAKEN])
+async def test_a_key_that_was_taken_away_makes_none_while_gateways_are_behind(
+    teams: AdminApi, method: str, path: str, body: object
+) -> None:
+    """Gateways learn of it within a second; a key that was made meanwhile would stay."""
+    await teams.ask(method, path.format(key="red-manager"), body)
+    await teams.refused(403, "POST", "/admin/keys", {"name": "kept"}, MANAGER)
+    await teams.refused(403, "POST", "/admin/keys/red-service/rotate", None, MANAGER)
+    if method != "PATCH" or "role" in str(body):
+        admin = caller_of("red-admin", "red", "admin")
+        await teams.post("/admin/keys", {"name": "of-an-admin"}, admin)
+        await teams.ask(method, path.format(key="red-admin"), body)
+        await teams.refused(403, "POST", "/admin/keys", {"name": "kept"}, admin)
+        await teams.refused(403, "POST", "/admin/apply", {"teams": [{"name": "green"}]}, admin)
+
+
+async def test_a_blocked_person_changes_nothing_with_a_key_or_a_token(teams: AdminApi) -> None:
+    await teams.post("/admin/users", {"name": "boss", "admin": True})
+    await teams.post("/admin/keys", {"name": "of-boss", "user": "boss", "role": "admin"})
+    callers = caller_of("of-boss", "default", "admin", "boss"), caller_of("", "default", "admin", "boss")
+    for number, caller in enumerate(callers):
+        await teams.post("/admin/teams", {"name": f"green-{number}"}, caller)
+    await teams.post("/admin/users/boss/block")
+    for caller in callers:
+        assert (
+            "boss is blocked" in (await teams.refused(403, "POST", "/admin/teams", {"name": "grey"}, caller))["message"]
+        )
+
+
+async def test_a_key_of_the_settings_is_none_of_the_database(teams: AdminApi) -> None:
+    """Whoever makes a key of its name takes nothing from it, and gives it nothing."""
+    await teams.post("/admin/keys", {"name": "ops"}, MANAGER)
+    await teams.post("/admin/keys/ops/block", None, MANAGER)
+    ops = Caller(key="ops", of_settings=True, team="red", role="admin")
+    await teams.post("/admin/teams", {"name": "green"}, ops)
+    lead = Caller(key="red-manager", of_settings=True, team="red", role="manager")
+    assert "api_keys" in (await teams.refused(403, "POST", "/admin/keys", {}, lead))["message"]
 
 
 async def test_no_one_blocks_the_key_of_the_request(teams: AdminApi) -> None:

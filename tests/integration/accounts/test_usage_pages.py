@@ -151,7 +151,10 @@ def test_a_role_lists_its_own_calls_only(database: Database) -> None:
     assert listed(role="user", user="ann@example.com") == {
         one.request_id for one in records if one.user == "ann@example.com"
     }
-    assert listed(role="user", key="red-1") == {one.request_id for one in records if one.key == "red-1"}
+    assert listed(role="user", key="red-1", team="red") == {
+        one.request_id for one in records if (one.key, one.team) == ("red-1", "red")
+    }
+    assert listed(role="user", key="red-1", team="later") == set(), "a key of another team had its name before"
     assert listed(role="user", user="ann@example.com", outcome=FAILED) == {
         one.request_id for one in records if one.user == "ann@example.com" and is_failed(one.outcome)
     }
@@ -163,6 +166,7 @@ def test_a_role_lists_its_own_calls_only(database: Database) -> None:
         ({"role": "manager", "team": "red", "query": {"team": "blue"}}, Forbidden),
         ({"role": "user", "user": "ann", "query": {"user": "bob"}}, Forbidden),
         ({"role": "user", "key": "", "query": {}}, Forbidden),
+        ({"role": "user", "key": "red-1", "team": "red", "query": {"team": "blue"}}, Forbidden),
         ({"query": {"cursor": "none"}}, Invalid),
         ({"query": {"limit": "100000"}}, Invalid),
     ],

@@ -39,7 +39,8 @@ class Service:
     def ask(
         self, path: str, *, role: Role = "admin", method: str = "GET", body: Any = None, **caller: str
     ) -> tuple[int, bytes, Any]:
-        sealed = seal_caller(Caller(role=role, at=time.time(), **{"key": "first", **caller}), SECRET)
+        told: dict[str, Any] = {"key": "first", **caller}
+        sealed = seal_caller(Caller(role=role, at=time.time(), **told), SECRET)
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {HEADER: sealed}, method=method)
         try:

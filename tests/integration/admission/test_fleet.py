@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from gateway.catalog import ModelNames
+from gateway.catalog.names import ModelNames
 from gateway.registry.fleet import PATIENCE_S, Fleet, FleetSnapshot
 from gateway.registry.records import Names, RecordReader
 from gateway.store.client import connect

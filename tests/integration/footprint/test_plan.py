@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.device_hosts import gpu_host
 from tests.support.stack import DEMO_MODEL, ROOT
-from workers.commands.models_plan import as_text, planned
+from workers.commands.models.plan import as_text, planned
 from workers.footprint.learned import FILE, Learned, key_of
 from workers.footprint.prediction import build_of, predicted
 from workers.models.catalog import convert

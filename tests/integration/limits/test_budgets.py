@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 import redis
 
+from accounts.protocol.records import digest
 from tests.support.stack import Process, Stack
 from workers.protocol import keys
 
@@ -21,6 +22,17 @@ CALL_COST = 0.000_4
 """At a price of 100 per million generated tokens an answer of four costs so much; prompts are free."""
 BUDGET = "b:month:Europe/Berlin"
 
+STATIC_KEY, SPENDING_KEY = "pk-of-the-settings-0123456789", "pk-with-a-budget-0123456789"
+STATIC: list[dict[str, Any]] = [
+    {"name": "static", "team": "white", "sha256": digest(STATIC_KEY)},
+    {
+        "name": "spending",
+        "sha256": digest(SPENDING_KEY),
+        "limits": {"budgets": [{"amount": 2.5 * CALL_COST, "period": "month"}]},
+    },
+]
+"""Keys of the settings."""
+
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
@@ -28,7 +40,8 @@ def stack() -> Iterator[Stack]:
         running.fake_worker(MODEL, "--step-ms", "1", "--tokens", "4")
         accounts = running.accounts()
         for _ in range(2):
-            running.wait_until_listed(running.gateway(accounts_url=accounts.url), MODEL)
+            gateway = running.gateway(accounts_url=accounts.url, api_keys=json.dumps(STATIC))
+            running.wait_until_listed(gateway, MODEL)
         yield running
 
 
@@ -162,3 +175,39 @@ async def test_what_redis_and_all_gateways_have_forgotten_is_in_the_ledger(stack
 
     await admin.until(is_raised, "the counters are as the ledger has them")
     assert (await admin.chat(key))[0] == 429
+
+
+async def test_keys_of_the_settings_count_for_their_team(stack: Stack, admin: Admin) -> None:
+    """They share its limits and budget with its other keys, and are blocked with it."""
+    key = await make_key(admin, "white", {"requests_per_minute": 4, "budgets": [{"amount": 1.0, "period": "month"}]})
+    statuses = [(await admin.chat(one))[0] for one in (STATIC_KEY, key, STATIC_KEY, STATIC_KEY, STATIC_KEY, key)]
+    assert statuses == [200, 200, 200, 200, 429, 429]
+
+    async def is_in_ledger() -> bool:
+        (budget,) = (await admin.must("GET", "/admin/budgets?kind=team&name=white"))["data"]
+        return bool(abs(budget["spent"] - 4 * CALL_COST) < 1e-9)
+
+    await admin.until(is_in_ledger, "the team's budget has what the key of the settings spent")
+    await admin.must("POST", "/admin/teams/white/block")
+
+    async def is_blocked() -> bool:
+        return (await admin.chat(STATIC_KEY))[0] == 403
+
+    await admin.until(is_blocked, "the key of the settings is blocked with its team")
+
+
+async def test_a_key_of_the_settings_has_a_budget_that_only_gateways_know(stack: Stack, admin: Admin) -> None:
+    statuses = []
+    for _ in range(4):
+        status, body, _ = await admin.chat(SPENDING_KEY)
+        statuses.append(status)
+        await asyncio.sleep(0.1)
+    assert statuses == [200, 200, 429, 429]
+    assert body["error"]["code"] == "budget_exceeded"
+    assert (await admin.must("GET", "/admin/budgets?kind=key&name=spending"))["data"] == []
+    assert (await admin.ask("GET", "/admin/keys/spending"))[0] == 404
+
+    async def is_in_ledger() -> bool:
+        return len((await admin.must("GET", "/admin/usage?key=spending"))["data"]) == 2
+
+    await admin.until(is_in_ledger, "its calls are in the ledger as any")

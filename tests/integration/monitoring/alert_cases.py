@@ -74,6 +74,7 @@ def up(samples: str, job: str = "paddock-worker", instance: str = "w:8081") -> S
 BUILD = {'paddock_build_info{version="1", job="paddock-gateway", instance="g:8080"}': "1x60"}
 STARTS = {'process_start_time_seconds{job="paddock-gateway", instance="g:8080"}': "100x5 200x5 300x5 400x30"}
 G = {"instance": "g:8080"}
+A = {"instance": "a"}
 W = {"job": "paddock-worker", "instance": "w:8081"}
 W_DOWN = "paddock-worker at w:8081 does not answer Prometheus"
 
@@ -361,4 +362,47 @@ GATEWAYS = (
     Case("PaddockLoopLate", "20m", slow("paddock_loop_lag_seconds", "0+20x30", "0+20x30")),
 )
 
-CASES = (*DOWN, *OBJECTIVES, *LINE, *WORKERS, *LEASES, *GATEWAYS)
+ACCOUNTS_UP = 'up{job="paddock-accounts", instance="accounts:8082"}'
+STREAM, BOUND = 'paddock_usage_stream_entries{instance="a"}', 'paddock_usage_stream_max_entries{instance="a"}'
+DROPPED = 'paddock_usage_records_total{what="dropped", instance="a"}'
+GIVEN_UP = 'paddock_webhook_tries_total{outcome="given_up"}'
+
+ACCOUNTS = (
+    Case("PaddockAccountsAway", "20m", {ACCOUNTS_UP: "1x5 0x60"}, "No accounts service answers Prometheus"),
+    Case("PaddockAccountsAway", "40m", {ACCOUNTS_UP: "1x5 _x60"}, "No accounts service answers Prometheus"),
+    Case("PaddockAccountsAway", "20m", up("1x60", "paddock-gateway")),
+    Case("PaddockAccountsAway", "20m", {ACCOUNTS_UP: "1x5 0x60"} | up("1x60", "paddock-accounts", "b:8082")),
+    Case(
+        "PaddockUsageWaits",
+        "20m",
+        {'paddock_usage_waiting_seconds{instance="a"}': "0+60x30"},
+        "Usage has waited for 20m 0s to be written to the database",
+    ),
+    Case("PaddockUsageWaits", "20m", {'paddock_usage_waiting_seconds{instance="a"}': "0 60 120 180 240 0x30"}),
+    Case(
+        "PaddockUsageStreamFull",
+        "20m",
+        {STREAM: "850x30", BOUND: "1000x30"},
+        "The stream of usage in Redis is 85% full",
+    ),
+    Case("PaddockUsageStreamFull", "20m", {STREAM: "750x30", BOUND: "1000x30"}),
+    Case("PaddockUsageStreamFull", "20m", {STREAM: "0x30", BOUND: "0x30"}),
+    Case("PaddockUsageDropped", "31m", {DROPPED: "0x20 30x20"}, "a dropped 30 records of calls in half an hour", A),
+    Case("PaddockUsageDropped", "31m", {DROPPED: "30x60"}),
+    Case(
+        "PaddockUsageSetAside",
+        "20m",
+        {'paddock_usage_set_aside_entries{instance="a"}': "2x30"},
+        "2 entries of usage can not be written and are set aside",
+    ),
+    Case("PaddockUsageSetAside", "20m", {'paddock_usage_set_aside_entries{instance="a"}': "0x30"}),
+    Case(
+        "PaddockWebhooksGivenUp",
+        "60m",
+        {GIVEN_UP: "0x20 4x60"},
+        "4 events were given up within a day: the webhook did not take them",
+    ),
+    Case("PaddockWebhooksGivenUp", "60m", {GIVEN_UP: "4x80"}),
+)
+
+CASES = (*DOWN, *OBJECTIVES, *LINE, *WORKERS, *LEASES, *GATEWAYS, *ACCOUNTS)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import write_boards
-from gateway.commands.config import gateway_groups, metrics_of, worker_groups
+from gateway.commands.config import accounts_groups, gateway_groups, metrics_of, worker_groups
 from gateway.settings import UpSettings
 from gateway.telemetry.outcomes import FAILED_BY
 from tests.integration.monitoring.promql_names import grouped_labels, matched_labels, series_in
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "helm" / "files" / "dashboards").glob("*.json"))
 RULES = sorted((ROOT / "helm" / "files" / "rules").glob("*.yaml"))
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(Path(__file__).with_name("board.schema.json").read_text()))
-METRICS = metrics_of((*gateway_groups(), *worker_groups()))
+METRICS = metrics_of((*gateway_groups(), *worker_groups(), *accounts_groups()))
 LABELS = {name: {"le", *metric.labels} for metric in METRICS for name in metric.series}
 OF_PROMETHEUS = {"up": set[str](), "ALERTS": {"alertname", "alertstate", "severity"}}
 OF_TARGETS = {"job", "instance", "model", "worker"}

@@ -72,7 +72,8 @@ async def test_the_workers_are_found(scene: Watched) -> None:
     found = scene.prometheus.get("targets")["activeTargets"]
     seen = {(target["scrapePool"], target["labels"].get("worker"), target["health"]) for target in found}
     workers = {("paddock-worker", f"worker-{number}", "up") for number in range(len(scene.stack.workers))}
-    assert seen == workers | {("paddock-gateway", None, "up"), ("prometheus", None, "up")}
+    others = {(name, None, "up") for name in ("paddock-gateway", "paddock-accounts", "prometheus")}
+    assert seen == workers | others
 
 
 async def test_boards_are_drawn(scene: Watched, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ async def test_what_redis_lost_is_adopted_once(client: redis.asyncio.Redis) -> N
 
 async def test_scales_of_the_catalog_hold_until_others_are_set(client: redis.asyncio.Redis) -> None:
     own = {"m": {"house": 0.5}}
-    one, other = (DesiredAdapters(client, lambda: ["m", "other"], defaults=own) for _ in range(2))
+    one, other = (DesiredAdapters(client, lambda: ["m", "other"], defaults=lambda: own) for _ in range(2))
     assert (one.scales("m"), one.scales("other")) == ({"house": 0.5}, {})
     await one.set_scales("m", {"pirate": 1.0})
     await other.refresh()

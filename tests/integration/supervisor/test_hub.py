@@ -15,8 +15,11 @@ from msgspec.structs import replace
 
 from tests.support.hub_server import COMMIT, TAGGED, TOKEN, Hub
 from workers.models.catalog import Catalog
-from workers.models.files import Fetched, decode_model, parse_reference
-from workers.models.hub import HubError, fetch
+from workers.models.fetched import Fetched
+from workers.models.files import decode_model, parse_reference
+from workers.models.hub.choice import HubError
+from workers.models.hub.download import Cache
+from workers.models.hub.fetching import fetch
 from workers.models.library import Library, ModelUnusable
 from workers.models.spec import ModelSpec
 from workers.protocol.exits import Exit
@@ -43,7 +46,7 @@ def hub() -> Iterator[Hub]:
 
 
 def fetched(hub: Hub, reference: str, cache: Path) -> Path:
-    return Path(fetch(parse_reference(reference), str(cache), HfApi(endpoint=hub.url)).path)
+    return Path(fetch(parse_reference(reference), Cache(str(cache)), HfApi(endpoint=hub.url)).path)
 
 
 def run(hub: Hub, reference: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -92,7 +95,7 @@ def test_says_in_one_line_what_is_wrong(hub: Hub, tmp_path: Path, reference: str
 
 
 def test_a_token_opens_a_gated_repository(hub: Hub, tmp_path: Path) -> None:
-    model = fetch(parse_reference("owner/locked"), str(tmp_path), HfApi(endpoint=hub.url, token=TOKEN))
+    model = fetch(parse_reference("owner/locked"), Cache(str(tmp_path)), HfApi(endpoint=hub.url, token=TOKEN))
     assert Path(model.path).read_bytes() == GGUF
 
 

@@ -108,6 +108,15 @@ def test_a_model_is_unloaded_and_loaded(programs: Programs, model: Path) -> None
     assert_nothing_left(up)
 
 
+def test_models_are_served_while_the_accounts_database_is_away(programs: Programs, model: Path) -> None:
+    away = {"PADDOCK_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none"}
+    up = programs.start("up", "--port", "0", "--model", str(model), "--alias", "tale", *SMALL, **away)
+    up.until("Ctrl-C stops everything")
+    assert "paddock: the accounts service is not ready, its log says why" in up.text()
+    assert ask(port_of(up), (up.state / "first-key").read_text().strip(), "tale") in ("stop", "length")
+    assert up.stop(signal.SIGINT) == 0, up.text()
+
+
 def killed(up: Program, *ending: str) -> None:
     """Kill the process whose command line ends so."""
     for process in psutil.Process(up.popen.pid).children():

@@ -45,6 +45,10 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("paddock up --kv", {"--kv-tokens"}),
         ("paddock chat --sys", {"--system"}),
         ("paddock drain g", {"gateway"}),
+        ("paddock models p", {"pull"}),
+        ("paddock models rm --u", {"--unfinished"}),
+        ("paddock models list --models", {"--models-dir", "--models-mib"}),
+        ("paddock import --from ''", {"llama-swap", "litellm"}),
     ],
 )
 def test_bash_completes(words: str, offered: set[str], script: Path) -> None:

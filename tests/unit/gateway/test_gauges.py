@@ -57,7 +57,7 @@ class Dispatch:
 
 
 def collector(seen: Seen, metrics: Metrics) -> GaugeCollector:
-    return GaugeCollector(metrics, seen, Line(), Dispatch(), frozenset({"named"}), lambda: True, Sockets(5, 5))
+    return GaugeCollector(metrics, seen, Line(), Dispatch(), lambda: frozenset({"named"}), lambda: True, Sockets(5, 5))
 
 
 async def test_the_line_and_the_fleet_are_shown_as_they_are() -> None:

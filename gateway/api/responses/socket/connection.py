@@ -184,6 +184,7 @@ class Connection:
         # A key may have been withdrawn since the handshake.
         principal = shared.access.authenticate(self._scope)
         request_log.asked_by(principal)
+        shared.calls.resolver.begin(principal, request_log, "chat")
         read = partial(draft_of_message, message, request_log.ignored, body.attachments)
         draft = await body.run_aside(message.num_bytes, read)
         asked, call = await shared.preparation.prepare(

@@ -192,6 +192,9 @@ class Answer:
 class Resolver:
     """Makes the same call for all."""
 
+    def begin(self, *about: object) -> None:
+        """Nothing has to be known before a body is read."""
+
     def resolve(self, *about: object, held_bytes: int) -> Call:
         return CALL
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.adapters.choice import resolve_uses
 from gateway.call import Principal
-from gateway.catalog import ModelNames
+from gateway.catalog.names import ModelNames
 from gateway.errors import InvalidRequest, ModelNotFound, PermissionDenied
 from workers.protocol.requests import AdapterUse
 

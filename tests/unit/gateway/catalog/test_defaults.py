@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.call import Principal
-from gateway.catalog import ModelNames, ResolvedName
+from gateway.catalog.names import ModelNames, ResolvedName
 from gateway.errors import InvalidRequest, ModelNotFound, NotSupported, PaddockError, PermissionDenied, Unavailable
 from tests.support.pool import heartbeat
 from workers.models.catalog import Catalog, Defaults, Job

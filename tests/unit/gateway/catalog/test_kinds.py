@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gateway.catalog import WHERE, check_kind
+from gateway.catalog.jobs import WHERE, check_kind
 from gateway.errors import NotSupported
 from tests.support.pool import heartbeat
 from workers.protocol.heartbeat import WorkerKind

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.back_pressure import retry_after
 from gateway.call import Principal
-from gateway.catalog import ModelNames
+from gateway.catalog.names import ModelNames
 from gateway.errors import ModelNotFound, PermissionDenied, Unavailable
 from workers.models.catalog import AliasChain, Catalog, Target
 from workers.models.spec import ModelSpec

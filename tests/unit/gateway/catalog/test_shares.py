@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from gateway.catalog import conversation_of, rank_targets
+from gateway.catalog.conversations import conversation_of, rank_targets
 from workers.models.catalog import Target
 from workers.protocol.requests import GenerateRequest, Infill, InfillFile, Message
 

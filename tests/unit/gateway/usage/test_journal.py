@@ -140,6 +140,28 @@ def test_a_disk_that_can_not_be_used_holds_nothing_up(tmp_path: Path) -> None:
     assert names(dead) == [(1, "a"), (2, "b"), (3, "c")]
 
 
+def test_a_table_that_the_disk_does_not_take_any_more_is_made_anew(tmp_path: Path) -> None:
+    """Its pages have no place: a store into one would end the process (SIGBUS)."""
+    own, table = Own(tmp_path), tmp_path / "p.calls"
+    own.call("a")
+    running = own.begin("b")
+    os.truncate(table, 0)
+    running.set_completion(1)
+    own.journal._retry_at = float("inf")
+    own.journal.beat()
+    own.end(running, "b")
+    assert own.counts == {"kept": 1, "held": 1}
+    assert adopted(tmp_path) == [], "its process lives, whatever became of the table"
+    own.journal._retry_at = 0.0
+    own.journal.beat()
+    own.call("c")
+    assert own.counts == {"kept": 2, "held": 1}
+    own.begin("d").set_completion(7)
+    own.die()
+    (dead,) = adopted(tmp_path)
+    assert names(dead) == [(1, "a"), (2, "b"), (3, "c"), (4, "d")]
+
+
 def test_what_a_full_disk_does_not_take_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, write = Own(tmp_path), os.write
 

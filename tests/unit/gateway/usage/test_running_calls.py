@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from gateway.usage.running_calls import (
     create_table,
     read_table,
 )
+from tests.support.small_disk import fail, failing_disk, fill, needs_loop_disks
 
 PROCESS = """
 import sys, time
@@ -45,6 +47,22 @@ while True:
     call.set_completion(number)
     print(number)
 """
+
+PROCESS_ON_A_DISK = """
+import sys
+from pathlib import Path
+from gateway.usage.running_calls import RunningCalls, create_table
+calls = RunningCalls(create_table(Path(sys.argv[1]), "p"))
+early = [calls.open(b"early") for _ in range(20)]
+for line in sys.stdin:
+    late = [calls.open(b"x" * 1900) for _ in range(300)]
+    for call in (*early, *late):
+        call.set_prompt(30, 20, 10)
+        call.set_completion(4)
+    calls.beat()
+    print("no" if calls.failure is None else calls.failure.strerror, flush=True)
+"""
+"""Writes to all pages of its table, and says why it can't write any more."""
 
 
 def found(path: Path) -> FoundCalls:
@@ -133,6 +151,26 @@ def test_calls_go_on_where_the_disk_has_no_room(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="No space"):
         create_table(tmp_path, "q")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.calls"]
+
+
+@needs_loop_disks
+@pytest.mark.parametrize("trouble", [fill, fail])
+def test_a_disk_in_trouble_ends_nobody(tmp_path: Path, trouble: Callable[[Path], None]) -> None:
+    """A full disk has the table's blocks already. One that the kernel has made read-only takes nothing more: a store
+    into a mapped page would end the process by SIGBUS."""
+    with failing_disk(tmp_path / "disk", 16) as disk:
+        command = [sys.executable, "-c", PROCESS_ON_A_DISK, str(disk)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as popen:
+            assert popen.stdin is not None
+            assert popen.stdout is not None
+            for said in ("no", *["no" if trouble is fill else os.strerror(errno.EFAULT)] * 2):
+                popen.stdin.write("\n")
+                popen.stdin.flush()
+                assert popen.stdout.readline().strip() == said
+                if said == "no":
+                    trouble(disk)
+            popen.stdin.close()
+            assert popen.wait(10) == 0
 
 
 def test_what_is_no_table_has_no_calls(tmp_path: Path) -> None:

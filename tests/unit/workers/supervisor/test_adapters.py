@@ -11,7 +11,8 @@ from workers.models.catalog import CatalogError
 from workers.models.library import Library, ModelUnusable, wanted
 from workers.models.spec import AdapterSpec, ControlVectorSpec
 from workers.settings import SupervisorSettings, WorkerSettings
-from workers.supervisor.supervisor import plan, recipe
+from workers.supervisor.plan import plan
+from workers.supervisor.supervisor import recipe
 
 GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
 
@@ -70,7 +71,7 @@ def test_a_file_that_is_missing_is_told_before_anything_starts(tmp_path: Path) -
     [
         ({"adapters": "{}"}, "adapters: must be a JSON list"),
         ({"adapters": "["}, "adapters: not valid JSON"),
-        ({"adapters": '[{"name": "a"}]'}, "missing required field `path`"),
+        ({"adapters": '[{"name": "a"}]'}, "give exactly one source: `path`"),
         ({"adapters": '[{"name": "a", "path": "x"}, {"name": "a", "path": "y"}]'}, "'a' is named twice"),
         ({"adapters": '[{"name": "a", "path": "x", "slot": 2}]'}, "unknown field `slot`"),
         ({"adapters": "[]", "catalog": "c.yaml"}, "adapters: with a catalog, say this per model"),

@@ -17,7 +17,8 @@ from workers.models.spec import TEMPLATE_NAMES, ModelSpec
 from workers.protocol.requests import Message
 from workers.served_text import MAX_TEMPLATE_BYTES, TemplateFileUnusable, template_of
 from workers.settings import SupervisorSettings, WorkerSettings
-from workers.supervisor.supervisor import plan, recipe, write_specs
+from workers.supervisor.plan import plan
+from workers.supervisor.supervisor import recipe, write_specs
 from workers.worker import spec_of
 
 INLINE = "{% for message in messages %}\n{{ message.content }} 'Grüße'\n{% endfor %}"

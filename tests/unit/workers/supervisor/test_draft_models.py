@@ -46,7 +46,7 @@ def test_it_has_one_source(tmp_path: Path, draft: str) -> None:
     [('{"path": "small.gguf"}', "small.gguf"), ('{"hf": "owner/small-GGUF:Q8_0"}', "models/m.draft.gguf")],
 )
 def test_a_worker_of_its_own_finds_it(draft: str, file: str) -> None:
-    """One of the hub lies where `paddock fetch` has put it."""
+    """One of the hub lies where `paddock models pull` has put it."""
     settings = WorkerSettings(
         model=Path("models/m.gguf"), redis_url="redis://r", worker_secret="s" * 32, speculation=f'{{"draft": {draft}}}'
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.models.hub import HubError, choose, choose_projector
+from workers.models.hub.choice import HubError, choose, choose_projector
 
 FILES = [
     "README.md",

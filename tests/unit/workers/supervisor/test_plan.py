@@ -11,9 +11,10 @@ from tests.support.full_disk import full_disk
 from workers.models.catalog import CatalogError
 from workers.models.spec import LlamaSettings, ModelSpec
 from workers.settings import SupervisorSettings
-from workers.supervisor import supervisor
+from workers.supervisor import plan as planning
 from workers.supervisor.child import Backoff
-from workers.supervisor.supervisor import available_cores, host_id, plan, recipe, write_specs
+from workers.supervisor.plan import available_cores, host_id, plan
+from workers.supervisor.supervisor import recipe, write_specs
 
 
 def models(threads: int = 0) -> tuple[ModelSpec, ...]:
@@ -140,9 +141,9 @@ def test_backoff_doubles_to_its_bound_and_forgives_after_a_stable_minute() -> No
 
 
 def test_an_existing_choice_of_devices_is_respected() -> None:
-    assert supervisor.visible({"CUDA_VISIBLE_DEVICES": "2, GPU-abc"}) == ("2", "GPU-abc")
-    assert supervisor.visible({"CUDA_VISIBLE_DEVICES": ""}) == ()
-    assert supervisor.visible({"CUDA_VISIBLE_DEVICES": "1,-1,0"}) == ("1",)
+    assert planning.visible({"CUDA_VISIBLE_DEVICES": "2, GPU-abc"}) == ("2", "GPU-abc")
+    assert planning.visible({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    assert planning.visible({"CUDA_VISIBLE_DEVICES": "1,-1,0"}) == ("1",)
 
 
 def test_devices_come_from_the_drivers_program(tmp_path: Path) -> None:
@@ -150,12 +151,12 @@ def test_devices_come_from_the_drivers_program(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\nprintf '0\\n1\\n'\n")
     program.chmod(0o755)
     path = f"{tmp_path}:/usr/bin:/bin"
-    assert supervisor.visible({"PATH": path}) == ("0", "1")
+    assert planning.visible({"PATH": path}) == ("0", "1")
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
-    assert supervisor.visible({"PATH": path}) == ()
-    assert supervisor.visible({"PATH": "/nowhere"}) == ()
+    assert planning.visible({"PATH": path}) == ()
+    assert planning.visible({"PATH": "/nowhere"}) == ()
 
 
 def test_a_worker_with_a_device_counts_as_the_drivers_program_does() -> None:
-    assert supervisor.environment_of("1") == {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert supervisor.environment_of(None) == {}
+    assert planning.environment_of("1") == {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert planning.environment_of(None) == {}

@@ -1,178 +1,21 @@
 """Resolves the names that callers use to models, from the catalog and from what the fleet serves. Does no I/O.
 
 A call without a model name gets the catalog's default for its job or, without a default, the only model that can do
-the job. If a name has several models, all turns of a conversation go to the same one (`_draw`).
+the job. If a name has several models, all turns of a conversation go to the same one (`gateway.catalog.conversations`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from hashlib import blake2b
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.call import Principal
+from gateway.catalog.conversations import rank_targets
+from gateway.catalog.jobs import CANNOT, KIND_OF, Workers, capable_models, default_name, only_model
 from gateway.errors import InvalidRequest, ModelNotFound, NotSupported, PermissionDenied, Unavailable
-from workers.models.catalog import AliasChain, Catalog, Defaults, Job, Target
-from workers.protocol.heartbeat import Heartbeat, WorkerKind
-from workers.protocol.requests import GenerateRequest, Infill, Prompt
-
-KIND_OF: dict[Job, WorkerKind] = {"chat": "generate", "embed": "embed", "rerank": "rank", "infill": "generate"}
-JOB_OF: dict[WorkerKind, Job] = {"generate": "chat", "embed": "embed", "rank": "rerank"}
-
-DOES: dict[WorkerKind, str] = {"generate": "generates text", "embed": "makes embeddings", "rank": "ranks documents"}
-CANNOT: dict[WorkerKind, str] = {"generate": "generate text", "embed": "make embeddings", "rank": "rank documents"}
-WHERE: dict[WorkerKind, str] = {
-    "generate": "POST /v1/chat/completions",
-    "embed": "POST /v1/embeddings",
-    "rank": "POST /v1/rerank",
-}
-REMEDY: dict[WorkerKind, str] = {
-    "generate": "",
-    "embed": " An operator can serve it for that beside, with `embeddings: true` in its `llama` settings.",
-    "rank": "",
-}
-
-
-def check_kind(alias: str, wanted: WorkerKind, beats: Iterable[Heartbeat]) -> None:
-    """Raise NotSupported if all workers of a model are of another kind. Without workers, its kind is unknown."""
-    kinds = {beat.kind for beat in beats}
-    if _is_kind(wanted, kinds):
-        return
-    kind = min(kinds)
-    # A ranking model makes scores only; a model that generates text can make vectors as well.
-    remedy = REMEDY[wanted] if kind == "generate" else ""
-    raise NotSupported(
-        f"The model `{alias}` {DOES[kind]} and can't {CANNOT[wanted]}. Ask it through {WHERE[kind]}, "
-        f"or name a model that does (see GET /v1/models).{remedy}",
-        param="model",
-    )
-
-
-def models_of_kind(
-    alias: str, wanted: WorkerKind, models: Sequence[str], workers: Mapping[str, Iterable[Heartbeat]]
-) -> tuple[str, ...]:
-    """Return the models of an alias that may be of the wanted kind. Raises NotSupported if there are none."""
-    found = tuple(model for model in models if _is_kind(wanted, {beat.kind for beat in workers.get(model, ())}))
-    if not found:
-        check_kind(alias, wanted, workers[models[0]])
-    return found
-
-
-def _is_kind(wanted: WorkerKind, kinds: Set[WorkerKind]) -> bool:
-    return not kinds or wanted in kinds
-
-
-Workers = Mapping[str, Iterable[Heartbeat]]
-"""Model -> its workers; models without workers may be missing."""
-
-
-def default_name(defaults: Defaults, job: Job) -> str:
-    """Return the model name that is the catalog's default for a job; empty if there is no default."""
-    return {
-        "chat": defaults.chat,
-        "embed": defaults.embed,
-        "rerank": defaults.rerank,
-        "infill": defaults.infill,
-    }[job] or ""
-
-
-def capable_models(job: Job, models: Iterable[str], workers: Workers) -> frozenset[str]:
-    """Return the models that may be able to do a job. A model without workers counts, as its kind is not known yet."""
-    return frozenset(model for model in models if _can_do(job, tuple(workers.get(model, ()))))
-
-
-def only_model(models: Set[str], workers: Workers) -> str:
-    """Return the model if there is only one, or if only one has workers; otherwise an empty string."""
-    served = models if len(models) == 1 else {model for model in models if any(True for _ in workers.get(model, ()))}
-    return next(iter(served)) if len(served) == 1 else ""
-
-
-def _can_do(job: Job, beats: tuple[Heartbeat, ...]) -> bool:
-    kind = KIND_OF[job]
-    return not beats or any(beat.kind == kind and (job != "infill" or beat.infill) for beat in beats)
-
-
-OPENING_CHARS = 1024
-"""Characters of an infill's prefix that identify its conversation: while a text is edited, its beginning stays."""
-
-WHOLE_CHARS, END_CHARS = 64 << 10, 128
-"""The first texts of a conversation are hashed whole, up to WHOLE_CHARS characters together. Of the text that exceeds
-this and of each later one, only the length and END_CHARS at either end are hashed: hashing 8 MiB, or as many tokens,
-would hold up the event loop for tens of milliseconds."""
-WHOLE_ITEMS, END_ITEMS = 4096, 256
-"""At most WHOLE_ITEMS messages are hashed. Of a prompt of more parts, only their number and END_ITEMS at each end."""
-
-_END = b"\x00"
-
-
-def rank_targets(targets: Sequence[Target], conversation: str) -> tuple[str, ...]:
-    """Return the names of the models in the order to try them for this conversation; models of weight 0 are left out.
-
-    `conversation`: the conversation's hash; empty: the models are sorted by weight, the greatest first."""
-    if conversation:
-        ranked = sorted(targets, key=lambda target: -_draw(target, conversation))
-    else:
-        ranked = sorted(targets, key=lambda target: -target.weight)
-    return tuple(target.model for target in ranked if target.weight)
-
-
-def conversation_of(request: GenerateRequest, team: str, session: str) -> str:
-    """Return a hash that is the same in all turns of a conversation, and almost never the same for two users.
-
-    `session`: the caller's own name for the conversation; empty: the texts at its beginning are hashed."""
-    named = blake2b(team.encode() + _END, digest_size=16)
-    left = WHOLE_CHARS
-    for text in ("session", session) if session else _opening_texts(request):
-        left -= len(text)
-        named.update((text if left >= 0 else _ends_of(text)).encode() + _END)
-    return named.hexdigest()
-
-
-def _opening_texts(request: GenerateRequest) -> Iterator[str]:
-    """Yield a chat's texts up to and including its first user message, as earlier texts can be the same in many chats.
-    For another request, yield its prompt or, for an infill, the beginning of its prefix and its file names."""
-    if request.prompt is not None:
-        yield from map(str, _parts(request.prompt))
-    elif request.infill is not None:
-        yield from _infill_texts(request.infill)
-    else:
-        for message in request.messages[:WHOLE_ITEMS]:
-            yield message.content or ""
-            if message.role == "user":
-                return
-
-
-def _parts(prompt: Prompt) -> Sequence[int | str]:
-    """Return the parts of a prompt that identify it: all or, if there are many, both ends and the number."""
-    if isinstance(prompt, str):
-        return (prompt,)
-    if len(prompt) <= WHOLE_ITEMS:
-        return prompt
-    return (*prompt[:END_ITEMS], len(prompt), *prompt[-END_ITEMS:])
-
-
-def _ends_of(text: str) -> str:
-    """Return the whole text if it is short, otherwise both ends and the length, which nearly always identify it."""
-    return text if len(text) <= 2 * END_CHARS else f"{text[:END_CHARS]}\0{len(text)}\0{text[-END_CHARS:]}"
-
-
-def _infill_texts(infill: Infill) -> Iterator[str]:
-    yield infill.prefix[:OPENING_CHARS]
-    yield from (file.name for file in infill.files)
-
-
-def _draw(target: Target, conversation: str) -> float:
-    """Return a model's score for a conversation; the conversation goes to the model with the highest score. Each model
-    gets as many conversations as its share of the weights.
-
-    Weighted rendezvous hashing (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005). When a weight
-    changes, no more conversations change their model than necessary."""
-    digest = blake2b(target.model.encode() + _END + conversation.encode(), digest_size=8).digest()
-    between_0_and_1 = ((int.from_bytes(digest) >> 12) + 0.5) / (1 << 52)
-    return -target.weight / math.log(between_0_and_1)
-
+from workers.models.catalog import AliasChain, Catalog, Defaults, Entry, Job
 
 MAX_NAMES_TOLD = 20
 
@@ -188,6 +31,27 @@ class ResolvedName(NamedTuple):
     """Whether `name` replaces an unknown name that the caller sent: the catalog may let such calls use a default."""
 
 
+@dataclass(frozen=True, slots=True)
+class AliasRules:
+    """The parameters of an alias, as `workers.models.alias_parameters` names them and with values as JSON has them."""
+
+    defaults: Mapping[str, Any]
+    """Used where a caller does not say."""
+    fixed: Mapping[str, Any]
+    """Used whatever a caller says."""
+    dropped: tuple[str, ...]
+    """Names of parameters that are taken out of a caller's request."""
+
+
+def rules_of(aliases: Mapping[str, Entry]) -> dict[str, AliasRules]:
+    """Return alias -> its rules, for those of the catalog's aliases that have some."""
+    return {
+        name: AliasRules(entry.defaults.values(), entry.set.values(), entry.strip)
+        for name, entry in aliases.items()
+        if isinstance(entry, AliasChain) and entry.has_parameters
+    }
+
+
 class ModelNames:
     """Maps every name to its model. A model's own name is an alias of itself.
 
@@ -201,14 +65,18 @@ class ModelNames:
         """Names of the models in the catalog."""
         self.tags = {model.name: model.tags for model in catalog.models} if catalog is not None else {}
         """Model -> its tags in the catalog."""
-        self.meant = frozenset(model.name for model in catalog.models if model.workers) if catalog else frozenset()
-        """Models for which the catalog asks for at least one worker."""
+        self.meant = frozenset(model.name for model in catalog.models if model.policy.min) if catalog else frozenset()
+        """Models for which the catalog asks for at least one worker at all times."""
         self._defaults = Defaults() if catalog is None else catalog.default
         self._takes_unknown = catalog is not None and catalog.unknown_model == "default"
         self.scales: dict[str, dict[str, float]] = {}
         """Model -> its default adapters and their scales, for calls that name none."""
         for spec in catalog.models if catalog is not None else ():
             self.scales[spec.name] = {adapter.name: adapter.scale for adapter in spec.adapters if adapter.scale}
+        self.aliases = frozenset[str]() if catalog is None else frozenset(catalog.aliases)
+        """The catalog's aliases, without the models' own names."""
+        self.rules = {} if catalog is None else rules_of(catalog.aliases)
+        """Alias -> the parameters that the catalog sets for its calls; only aliases that have some."""
         self._fixed: dict[str, str] = {}
         self._chains: dict[str, AliasChain] = {}
         if catalog is not None:

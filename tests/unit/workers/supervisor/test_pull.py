@@ -1,4 +1,4 @@
-"""Under which names `paddock fetch` leaves a model, whatever lay there before."""
+"""Under which names `paddock models pull` leaves a model, whatever lay there before."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from workers.commands import fetch
+from gateway import cli
 from workers.models.files import first_part
 from workers.protocol.exits import Exit
-from workers.settings import SupervisorSettings
 
 GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
 
@@ -33,7 +32,10 @@ def model_of(folder: Path, num_parts: int) -> Path:
 
 
 def fetched(folder: Path, model: Path) -> int:
-    return fetch.run(SupervisorSettings(model=model, alias="m", models_dir=folder))
+    with pytest.MonkeyPatch.context() as patch:
+        flags = ["--model", str(model), "--alias", "m", "--models-dir", str(folder)]
+        patch.setattr("sys.argv", ["paddock", "models", "pull", *flags])
+        return cli.main()
 
 
 def names(folder: Path) -> set[str]:
@@ -66,7 +68,7 @@ def test_a_file_that_is_no_link_is_left_alone(
     own.write_bytes(b"own")
     assert fetched(folder, model_of(tmp_path / "x", num_parts)) == Exit.BAD_MODEL
     said = capsys.readouterr().err
-    assert f"model m: {own} is a file that `paddock fetch` has not made" in said
+    assert f"model m: {own} is a file that `paddock models pull` has not made" in said
     assert "move it away, or give the model another name" in said
     assert names(folder) == {taken}
     assert own.read_bytes() == b"own"

@@ -1,29 +1,23 @@
 """`paddock models plan`: tells what the catalog's models would take on this machine, before anything runs.
 
-plan [--json] [flags]   the bytes of each worker by part and by device, what is free there now, and whether all workers
-                        fit together. Flags are the settings of `paddock supervisor`, such as --catalog and --hf
-
-Exit codes: 0 all fit, 1 some do not, 2 a setting or the catalog is wrong. See docs/models.md.
+It prints the bytes of each worker by part and by device, what is free there now, and whether all workers fit together
+(docs/models.md).
 """
 
 from __future__ import annotations
 
-import sys
-from argparse import ArgumentParser
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from workers import sources
-from workers.commands import command
+from workers.commands.models.parser import Request
 from workers.footprint.devices import DeviceState, providers
 from workers.footprint.footprint import Footprint, Share
 from workers.footprint.learned import FILE, Learned, key_of
 from workers.footprint.predict import Bounds, predict
 from workers.footprint.prediction import Unpredictable, build_of, dry_run
-from workers.models.catalog import CatalogError
-from workers.models.library import Library, ModelUnusable, wanted
+from workers.models.library import wanted
 from workers.models.spec import ModelSpec
 from workers.protocol.exits import Exit
 from workers.settings import SupervisorSettings
@@ -78,41 +72,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool
 
 
-def main(args: Sequence[str], known: Collection[str] = ()) -> int:
-    """Run the command and return its exit code. `known`: names of all settings."""
-    if not {"-h", "--help"}.isdisjoint(args):
-        print((__doc__ or "").strip())
-        return 0
-    name, *rest = args or [""]
-    if name != "plan":
-        return command.complain([f"models {name}: no such command; what is known is `paddock models plan`"])
-    flags = [one for one in rest if one != "--json"]
-    try:
-        reading = sources.read(SupervisorSettings, flags, prog="paddock models plan", known=known)
-        for warning in reading.warnings:
-            print(f"paddock: warning: {warning}", file=sys.stderr)
-        return int(run(reading.settings, Library.of(reading.settings), as_json="--json" in rest))
-    except sources.SettingsError as error:
-        return command.complain(error.problems)
-    except CatalogError as error:
-        return command.complain([str(error)])
-    except ModelUnusable as error:
-        print(f"paddock: {error}", file=sys.stderr)
-        return int(error.exit)
-
-
-def make_parser() -> ArgumentParser:
-    """Return a parser of the command's own flags, for shells that complete them."""
-    parser = ArgumentParser(add_help=False)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
-
-
-def run(settings: SupervisorSettings, library: Library, *, as_json: bool) -> Exit:
+def run(request: Request) -> Exit:
     """Print the plan for this machine as it is now, and return the exit code. Raises CatalogError, ModelUnusable."""
+    settings = request.settings
     found = [state for provider in providers() for state in provider.devices()]
-    plan = planned(settings, library.locate_all(wanted(settings)), found)
-    print(msgspec.json.encode(plan).decode() if as_json else as_text(plan))
+    plan = planned(settings, request.library.locate_all(wanted(settings)), found)
+    print(msgspec.json.encode(plan).decode() if request.options.json else as_text(plan))
     return Exit.OK if plan.fits else Exit.NO_MEMORY
 
 

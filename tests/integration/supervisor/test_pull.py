@@ -1,4 +1,4 @@
-"""`paddock fetch` as an init container runs it, against a hub on loopback."""
+"""`paddock models pull` as an init container runs it, against a hub on loopback."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def hub() -> Iterator[Hub]:
 
 @dataclass(slots=True)
 class Machine:
-    """Where `paddock fetch` runs: the folder is a volume, the rest is new each time."""
+    """Where `paddock models pull` runs: the folder is a volume, the rest is new each time."""
 
     hub: Hub
     volume: Path
@@ -57,7 +57,7 @@ class Machine:
         return clean | {name: value for name, value in settings.items() if value}
 
     def start(self, *flags: str, **settings: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "gateway.cli", "fetch", *flags]
+        command = [sys.executable, "-m", "gateway.cli", "models", "pull", *flags]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=self.environment(**settings), stdout=pipe, stderr=pipe, text=True)
 
@@ -177,7 +177,7 @@ def test_a_file_of_ones_own_is_in_the_way_of_a_model_that_is_named(machine: Mach
     (machine.volume / "mine.gguf").write_bytes(GGUF)
     code, files, complaint = machine.fetch("--hf", "owner/model-GGUF:Q8_0", "--alias", "mine")
     assert (code, files) == (Exit.BAD_MODEL, {})
-    assert "is a file that `paddock fetch` has not made" in complaint
+    assert "is a file that `paddock models pull` has not made" in complaint
     assert (machine.volume / "mine.gguf").read_bytes() == GGUF
 
 

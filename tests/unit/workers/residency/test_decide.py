@@ -1,0 +1,486 @@
+"""Pictures, and what is decided of them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.workers.residency.pictures import (
+    GIB,
+    NOW,
+    failed,
+    machine,
+    model,
+    picture,
+    told,
+    waits,
+    worker,
+)
+from workers.residency.decide import decide
+from workers.residency.picture import Device, Machine, Need, Picture, Share
+from workers.residency.plan import Wait
+from workers.residency.policy import Group
+
+A, B, C = model("a"), model("b"), model("c")
+TWO_GPUS = machine(gpus=(24, 24))
+
+TABLE: dict[str, tuple[Picture, list[str]]] = {
+    # Loading on demand.
+    "nobody calls": (picture([A, B]), []),
+    "a call loads": (picture([A], [], [waits("a")]), ["start a m/gpu0"]),
+    "many calls make one start": (picture([A], [], [waits("a", calls=50)]), ["start a m/gpu0"]),
+    "it loads already": (picture([A], [worker("a1", status="loading", age_s=3)], [waits("a")]), []),
+    "it is there": (picture([A], [worker("a1")], [waits("a")]), []),
+    "two cold models at once": (picture([A, B], [], [waits("b", 9), waits("a")]), ["start b m/gpu0", "start a m/gpu0"]),
+    "two beside each other, a third waits": (
+        picture([A, B, C], [], [waits("b", 9), waits("a"), waits("c", 1)]),
+        ["start b m/gpu0", "start a m/gpu0", "wait c busy"],
+    ),
+    "a loading one counts whole": (
+        picture([A, B], [worker("a1", 20, status="loading", age_s=1)], [waits("b")]),
+        ["wait b busy"],
+    ),
+    "the one of the higher priority loads first": (
+        picture([A, model("b", 20, priority=5)], [], [waits("a", 9), waits("b", 1)]),
+        ["start b m/gpu0", "wait a busy"],
+    ),
+    "autoload is off": (picture([model("a", autoload=False)], [], [waits("a")]), ["wait a autoload"]),
+    "autoload is off, an admin loads": (
+        picture([model("a", autoload=False)], [], [waits("a", calls=0, is_asked_by_admin=True)]),
+        ["start a m/gpu0"],
+    ),
+    "it failed a moment ago": (picture([A], [], [waits("a")], failures=(failed("a"),)), ["wait a failed"]),
+    "it failed long ago": (picture([A], [], [waits("a")], failures=(failed("a", -1),)), ["start a m/gpu0"]),
+    "it failed on another machine": (
+        picture([A], [], [waits("a")], machines=[machine("m"), machine("n")], failures=(failed("a", machine="m"),)),
+        ["start a n/gpu0"],
+    ),
+    "it is too large": (picture([model("a", 30)], [], [waits("a")]), ["wait a too_large"]),
+    "it is on no machine": (picture([model("a", machines=frozenset())], [], [waits("a")]), ["wait a too_large"]),
+    # Who makes room.
+    "an idle one leaves": (
+        picture([A, B], [worker("a1", 20)], [waits("b")]),
+        ["stop a1 for b", "wait b freeing"],
+    ),
+    "its memory is in use until it is gone": (
+        picture([A, B], [worker("a1", 20, status="draining")], [waits("b")]),
+        ["wait b freeing"],
+    ),
+    "the one used longest ago": (
+        picture([A, B, C], [worker("a1", idle_s=90), worker("b1", idle_s=95)], [waits("c")]),
+        ["stop b1 for c", "wait c freeing"],
+    ),
+    "the one of the lower priority": (
+        picture([A, model("b", priority=1), C], [worker("a1", idle_s=90), worker("b1", idle_s=95)], [waits("c")]),
+        ["stop a1 for c", "wait c freeing"],
+    ),
+    "one that suffices alone, rather than two used longer ago": (
+        picture(
+            [model("a", 6), model("b", 6), model("c", 12), model("d", 12)],
+            [worker("a1", 6, idle_s=99), worker("b1", 6, idle_s=98), worker("c1", 12, idle_s=50)],
+            [waits("d")],
+        ),
+        ["stop c1 for d", "wait d freeing"],
+    ),
+    "no more than needed": (
+        picture(
+            [model("a", 2), model("b", 9), model("c", 9), model("d", 16)],
+            [worker("a1", 2, idle_s=99), worker("b1", 9, idle_s=98), worker("c1", 9, idle_s=97)],
+            [waits("d")],
+        ),
+        ["stop b1 for d", "stop c1 for d", "wait d freeing"],
+    ),
+    "one of two workers of a model, rather than a model's only one": (
+        picture(
+            [model("a", max=2), B, model("c", 8)],
+            [worker("a1", 8), worker("a2", 8, idle_s=9), worker("b1", 8)],
+            [waits("c")],
+        ),
+        ["stop a1 for c", "wait c freeing"],
+    ),
+    "a busy one does not": (picture([A, B], [worker("a1", 20, calls=1)], [waits("b")]), ["wait b busy"]),
+    "one whose calls wait does not": (
+        picture([A, B], [worker("a1", 20)], [waits("a"), waits("b")]),
+        ["wait b busy"],
+    ),
+    "one that was just loaded does not": (
+        picture([A, B], [worker("a1", 20, age_s=9, idle_s=5)], [waits("b")]),
+        ["wait b busy"],
+    ),
+    "a pinned one does not": (
+        picture([model("a", pinned=True), B], [worker("a1", 20)], [waits("b", 500)]),
+        ["wait b no_room"],
+    ),
+    "one that min keeps does not": (
+        picture([model("a", min=1), B], [worker("a1", 20)], [waits("b", 500)]),
+        ["wait b no_room"],
+    ),
+    "beyond min it does": (
+        picture([model("a", min=1, max=2), B], [worker("a1"), worker("a2", idle_s=150)], [waits("b")]),
+        ["stop a2 for b", "wait b freeing"],
+    ),
+    "taking turns, one that was called a moment ago stays for the next call": (
+        picture([A, model("b", left_at=NOW - 20)], [worker("a1", 20, idle_s=1)], [waits("b")]),
+        ["wait b busy"],
+    ),
+    # Fairness.
+    "after patience a busy one takes no more calls": (
+        picture([A, B], [worker("a1", 20, calls=3)], [waits("b", 30)]),
+        ["reserve a1 for b", "wait b freeing"],
+    ),
+    "it is reserved already": (
+        picture([A, model("b", 20)], [worker("a1", 20, calls=3, status="reserved")], [waits("b", 35), waits("a", 99)]),
+        ["wait b freeing", "wait a busy"],
+    ),
+    "it is reserved and its calls have ended": (
+        picture([A, model("b", 20)], [worker("a1", 20, status="reserved")], [waits("b", 35), waits("a", 99)]),
+        ["stop a1 for b", "wait b freeing", "wait a busy"],
+    ),
+    "who wanted it is gone": (
+        picture([A, B], [worker("a1", 20, calls=3, status="reserved")], [waits("a", 99)]),
+        ["release a1"],
+    ),
+    "an idle one rather than a reserved busy one": (
+        picture([A, B, C], [worker("a1", 12, calls=3, status="reserved"), worker("c1", 12)], [waits("b", 35)]),
+        ["stop c1 for b", "wait b freeing", "release a1"],
+    ),
+    "of busy ones the less important": (
+        picture(
+            [model("a", priority=1), B, C], [worker("a1", 12, calls=1), worker("c1", 12, calls=1)], [waits("b", 30)]
+        ),
+        ["reserve c1 for b", "wait b freeing"],
+    ),
+    "whoever had its turn waits from then on": (
+        picture(
+            [model("a", left_at=NOW - 1), B, C], [worker("c1", 20, status="draining")], [waits("a", 99), waits("b", 40)]
+        ),
+        ["wait b freeing", "wait a freeing"],
+    ),
+    "one that has served none of its calls yet stays": (
+        picture([A, B], [worker("a1", 20, age_s=15, idle_s=99, taken=0)], [waits("a", 50), waits("b", 40)]),
+        ["wait b resident"],
+    ),
+    "memory is kept for the one that waits longest": (
+        picture(
+            [A, model("b", 20), model("c", 4)],
+            [worker("a1", 20, status="draining")],
+            [waits("b", 40), waits("c", 35)],
+        ),
+        ["wait b freeing", "start c m/gpu0"],
+    ),
+    "what is promised is not taken by others": (
+        picture(
+            [A, model("b", 22), model("c", 4)],
+            [worker("a1", 20, status="draining")],
+            [waits("b", 40), waits("c", 35)],
+        ),
+        ["wait b freeing", "wait c resident"],
+    ),
+    # Numbers of workers.
+    "min is kept": (picture([model("a", 4, min=2, max=3)]), ["start a m/gpu0", "start a m/gpu0"]),
+    "what min keeps serves calls": (picture([model("a", 4, min=1, max=3)], [], [waits("a")]), ["start a m/gpu0"]),
+    "what min keeps serves calls, when there is room": (
+        picture([model("a", min=1, max=3), B], [worker("b1", 20)], [waits("a")]),
+        ["stop b1 for a", "wait a freeing"],
+    ),
+    "min makes room": (
+        picture([model("a", min=1), B], [worker("b1", 20, calls=1)]),
+        ["reserve b1 for a", "wait a freeing"],
+    ),
+    "preload takes free memory": (picture([model("a", preload=True)]), ["start a m/gpu0"]),
+    "preload is done once": (picture([model("a", preload=True, was_loaded=True)]), []),
+    "preload makes no room": (picture([model("a", preload=True), B], [worker("b1", 20)]), []),
+    "more workers while calls wait long": (
+        picture([model("a", max=2)], [worker("a1", calls=4)], [waits("a", 9, 30, predicted_wait_s=20)]),
+        ["start a m/gpu0"],
+    ),
+    "not for short waits": (
+        picture([model("a", max=2)], [worker("a1", calls=4)], [waits("a", 9, 30, predicted_wait_s=5)]),
+        [],
+    ),
+    "not above max": (
+        picture([model("a", max=1)], [worker("a1", calls=4)], [waits("a", 9, 30, predicted_wait_s=20)]),
+        [],
+    ),
+    "not while one loads": (
+        picture(
+            [model("a", 6, max=3)],
+            [worker("a1", 6, calls=4), worker("a2", 6, status="loading", age_s=2)],
+            [waits("a", 9, 30, predicted_wait_s=20)],
+        ),
+        [],
+    ),
+    "more workers do not take what was used a moment ago": (
+        picture(
+            [model("a", 12, max=2), B],
+            [worker("a1", 12, calls=4), worker("b1", 12, idle_s=20)],
+            [waits("a", 90, 30, predicted_wait_s=20)],
+        ),
+        [],
+    ),
+    "more workers on the other GPU": (
+        picture(
+            [model("a", 6, max=2)],
+            [worker("a1", 6, calls=4)],
+            [waits("a", 9, 30, predicted_wait_s=20)],
+            machines=[TWO_GPUS],
+        ),
+        ["start a m/gpu1"],
+    ),
+    "above max the idle one leaves": (
+        picture([model("a", 6)], [worker("a1", 6, calls=1), worker("a2", 6)]),
+        ["stop a2"],
+    ),
+    "above max a busy one drains": (
+        picture([model("a", 6)], [worker("a1", 6, calls=1, idle_s=2), worker("a2", 6, calls=1, idle_s=1)]),
+        ["drain a1"],
+    ),
+    # Leaving.
+    "after its ttl": (picture([model("a", ttl_s=60)], [worker("a1", idle_s=60)]), ["stop a1"]),
+    "before its ttl": (picture([model("a", ttl_s=60)], [worker("a1", idle_s=59)]), []),
+    "not below min by ttl": (picture([model("a", ttl_s=60, min=1)], [worker("a1", idle_s=90)]), []),
+    "not by ttl while calls wait": (picture([model("a", ttl_s=60)], [worker("a1", idle_s=90)], [waits("a")]), []),
+    "unloaded while idle": (picture([A], [worker("a1")], unloaded=frozenset("a")), ["stop a1"]),
+    "unloaded while busy": (picture([A], [worker("a1", calls=2)], unloaded=frozenset("a")), ["drain a1"]),
+    "unloaded while it loads": (
+        picture([A], [worker("a1", status="loading", age_s=2)], unloaded=frozenset("a")),
+        ["stop a1"],
+    ),
+    "unloaded, and calls wait": (picture([A], [], [waits("a")], unloaded=frozenset("a")), ["wait a unloaded"]),
+    "unloaded, though min keeps it": (picture([model("a", min=1)], [], unloaded=frozenset("a")), []),
+    "not in the catalog any more": (picture([A], [worker("b1", calls=1), worker("b2", 4)]), ["drain b1", "stop b2"]),
+    "its machine is being emptied": (
+        picture(
+            [A, B],
+            [worker("a1", calls=1), worker("b1")],
+            [waits("b")],
+            machines=[machine(is_leaving=True), machine("n")],
+        ),
+        ["drain a1", "stop b1", "start b n/gpu0"],
+    ),
+    "its machine is not there any more": (picture([A], [worker("a1", on="gone")], [waits("a")]), ["start a m/gpu0"]),
+    # Groups and models_max.
+    "a group has one at once": (
+        picture(
+            [model("a", 4, group="g"), model("b", 4, group="g")],
+            [worker("a1", 4)],
+            [waits("b")],
+            groups={"g": Group(at_once=1)},
+        ),
+        ["stop a1 for b", "wait b freeing"],
+    ),
+    "until the other is gone": (
+        picture(
+            [model("a", 4, group="g"), model("b", 4, group="g")],
+            [worker("a1", 4, status="draining")],
+            [waits("b")],
+            groups={"g": Group(at_once=1)},
+        ),
+        ["wait b freeing"],
+    ),
+    "a group has one at once on each machine": (
+        picture(
+            [model("a", 4, group="g"), model("b", 4, group="g")],
+            [worker("a1", 4)],
+            [waits("b")],
+            machines=[machine(), machine("n")],
+            groups={"g": Group(at_once=1)},
+        ),
+        ["start b n/gpu0"],
+    ),
+    "two of a group at the same moment": (
+        picture(
+            [model("a", 4, group="g"), model("b", 4, group="g")],
+            [],
+            [waits("a", 9), waits("b")],
+            groups={"g": Group(at_once=1)},
+        ),
+        ["start a m/gpu0", "wait b busy"],
+    ),
+    "an exclusive group wants the machine": (
+        picture(
+            [model("a", 4), model("b", 4, group="g"), model("c", 4, min=1), model("d", 4)],
+            [worker("a1", 4), worker("c1", 4), worker("d1", 4)],
+            [waits("b")],
+            groups={"g": Group(exclusive=True)},
+        ),
+        ["stop a1 for b", "stop d1 for b", "wait b freeing"],
+    ),
+    "others want the machine of an exclusive group": (
+        picture(
+            [model("a", 4), model("b", 4, group="g")],
+            [worker("b1", 4)],
+            [waits("a")],
+            groups={"g": Group(exclusive=True)},
+        ),
+        ["stop b1 for a", "wait a freeing"],
+    ),
+    "together they load": (
+        picture(
+            [model("a", 4, group="g"), model("b", 5, group="g")], [], [waits("a")], groups={"g": Group(together=True)}
+        ),
+        ["start b m/gpu0", "start a m/gpu0"],
+    ),
+    "together they leave": (
+        picture(
+            [model("a", 4, group="g"), model("b", 5, group="g"), model("c", 20)],
+            [worker("a1", 4), worker("b1", 5)],
+            [waits("c")],
+            groups={"g": Group(together=True)},
+        ),
+        ["stop a1 for c", "stop b1 for c", "wait c freeing"],
+    ),
+    "together they stay while one is busy": (
+        picture(
+            [model("a", 4, group="g"), model("b", 5, group="g"), model("c", 20)],
+            [worker("a1", 4), worker("b1", 5, calls=1)],
+            [waits("c")],
+            groups={"g": Group(together=True)},
+        ),
+        ["wait c busy"],
+    ),
+    "one of those together is missing": (
+        picture(
+            [model("a", 4, group="g"), model("b", 5, group="g")], [worker("a1", 4)], groups={"g": Group(together=True)}
+        ),
+        ["start b m/gpu0"],
+    ),
+    "models_max": (
+        picture([model("a", 2), model("b", 2)], [worker("a1", 2)], [waits("b")], models_max=1),
+        ["stop a1 for b", "wait b freeing"],
+    ),
+    "models_max, and the other is busy": (
+        picture([model("a", 2), model("b", 2)], [worker("a1", 2, calls=1)], [waits("b")], models_max=1),
+        ["wait b busy"],
+    ),
+    "models_max, the place is promised, and a third waits": (
+        picture([A, B, C], [worker("a1", 2)], [waits("b", 9), waits("c")], models_max=1),
+        ["stop a1 for b", "wait b freeing", "wait c busy"],
+    ),
+    "models_max, a reserved one is not loaded beside itself": (
+        picture([A, B], [worker("a1", 2, calls=1, status="reserved")], [waits("a"), waits("b", 40)], models_max=1),
+        ["wait b freeing", "wait a busy"],
+    ),
+    # Devices.
+    "the fullest GPU that has room": (
+        picture([A, B], [worker("a1", device="gpu1")], [waits("b")], machines=[TWO_GPUS]),
+        ["start b m/gpu1"],
+    ),
+    "the machine that it fits best": (
+        picture([A], [], [waits("a")], machines=[machine(gpus=(80,)), machine("n", (12,)), machine("o")]),
+        ["start a n/gpu0"],
+    ),
+    "split where one is too small": (
+        picture([model("a", 40)], [], [waits("a")], machines=[TWO_GPUS]),
+        ["start a m/gpu0+gpu1"],
+    ),
+    "not split over machines": (
+        picture([model("a", 40)], [], [waits("a")], machines=[machine(), machine("n")]),
+        ["wait a too_large"],
+    ),
+    "on the processor": (picture([A], [], [waits("a")], machines=[machine(gpus=(), host=16)]), ["start a m/cpu"]),
+    "not enough main memory beside the GPU": (
+        picture([model("a", need=Need(4 * GIB, host_bytes=70 * GIB))], [], [waits("a")]),
+        ["wait a too_large"],
+    ),
+    "a GPU that others use": (
+        picture(
+            [A],
+            [],
+            [waits("a")],
+            machines=[Machine("m", (Device("gpu0", 24 * GIB, free_bytes=9 * GIB), Device("cpu", 64 * GIB)))],
+        ),
+        ["wait a others"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_is_decided(name: str) -> None:
+    shown, expected = TABLE[name]
+    assert told(decide(shown, NOW)) == expected
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_order_of_a_picture_does_not_matter(name: str) -> None:
+    shown, _ = TABLE[name]
+    turned = replace(shown, workers=shown.workers[::-1], demand=shown.demand[::-1], failures=shown.failures[::-1])
+    assert decide(turned, NOW) == decide(shown, NOW)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_is_told_is_for_people(name: str) -> None:
+    for action in decide(TABLE[name][0], NOW).actions:
+        about = {action.model, getattr(action, "wanted_by", ""), "machine"} - {""}
+        assert any(each in action.why for each in about), action
+        assert "\n" not in action.why
+
+
+def test_when_to_ask_again() -> None:
+    """Time alone changes these: a ttl ends, patience ends, a model was resident long enough, a failure is forgiven."""
+    cases = {
+        60.0: picture([model("a", ttl_s=100)], [worker("a1", idle_s=40)]),
+        25.0: picture([A, B], [worker("a1", 20, calls=1)], [waits("b", 5)]),
+        3.0: picture([A, B], [worker("a1", 20, age_s=7, idle_s=5)], [waits("b", 5)]),
+        17.0: picture([A], [], [waits("a")], failures=(failed("a", 17),)),
+    }
+    for seconds, shown in cases.items():
+        plan = decide(shown, NOW)
+        assert plan.ask_again_at == NOW + seconds
+        assert decide(shown, NOW + seconds) != plan
+    assert decide(picture([A], [worker("a1")]), NOW).ask_again_at is None
+
+
+def test_a_plan_makes_room_for_some_at_a_time() -> None:
+    models = [model(name) for name in "abcdefghijkl"]
+    machines = [machine(str(number), (12,)) for number in range(6)]
+    workers = [worker(f"{name}1", on=str(number)) for number, name in enumerate("abcdef")]
+    plan = decide(picture(models, workers, [waits(name) for name in "ghijkl"], machines=machines), NOW)
+    assert [each for each in told(plan) if each.startswith("wait")] == [
+        *(f"wait {name} freeing" for name in "ghij"),
+        *(f"wait {name} turn" for name in "kl"),
+    ]
+    assert plan.ask_again_at == NOW
+
+
+def test_many_that_wait_for_reserved_workers_are_asked_about_when_something_happens() -> None:
+    """What is reserved already needs no further plan, however many wait for it."""
+    models = [model(name) for name in "abcdefghijkl"]
+    machines = [machine(str(number), (12,)) for number in range(6)]
+    busy = [
+        worker(f"{name}1", on=str(number), calls=1, status="reserved" if name != "f" else "ready")
+        for number, name in enumerate("abcdef")
+    ]
+    plan = decide(picture(models, busy, [waits(name, 50) for name in "ghijkl"], machines=machines), NOW)
+    assert told(plan) == [
+        *(f"wait {name} freeing" for name in "ghijk"),
+        "reserve f1 for l",
+        "wait l freeing",
+    ]
+    assert plan.ask_again_at is None
+
+
+def test_a_loading_worker_that_is_seen_counts_once() -> None:
+    """Of 24 GiB, one that loads will have 12, of which the device shows 5 as taken; the other 12 are free."""
+    loading = replace(worker("a1", 12, status="loading", age_s=2), shares=(Share("gpu0", 12 * GIB, 5 * GIB),))
+    gpu = Device("gpu0", 24 * GIB, free_bytes=19 * GIB)
+    shown = picture([A, model("b", 12)], [loading], [waits("b")], machines=[Machine("m", (gpu, Device("cpu", GIB)))])
+    assert told(decide(shown, NOW)) == ["start b m/gpu0"]
+
+
+def test_a_device_that_was_not_read_is_counted_by_what_is_known() -> None:
+    gpu = Device("gpu0", 24 * GIB, free_bytes=1, other_bytes=2 * GIB, is_trusted=False)
+    for size, expected in ((12, ["start b m/gpu0"]), (13, ["wait b busy"])):
+        machines = [Machine("m", (gpu, Device("cpu", GIB)))]
+        shown = picture([A, model("b", size)], [worker("a1", calls=1)], [waits("b")], machines=machines)
+        assert told(decide(shown, NOW)) == expected
+
+
+def test_pairs_of_waiting_models_are_never_promised_the_same_memory() -> None:
+    for first, second in itertools.permutations("bc"):
+        shown = picture([A, B, C], [worker("a1", 20)], [waits(first, 9), waits(second, 3)])
+        plan = decide(shown, NOW)
+        assert [action.model for action in plan.actions if isinstance(action, Wait)] == [first, second]
+        assert told(plan)[0] == f"stop a1 for {first}"

@@ -1,0 +1,1 @@
+"""The commands over the models folder: list, pull, show, verify, rm."""

@@ -1,0 +1,1 @@
+"""Downloads of models, projectors and adapters from the Hugging Face hub."""

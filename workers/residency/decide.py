@@ -1,0 +1,297 @@
+"""Decides what loads and what leaves, from one picture of the fleet. Pure: the same picture gives the same plan.
+
+A supervisor asks for its own machine, a planner for a whole fleet. Neither needs to remember anything between two
+decisions: what a plan begins shows in the next picture, where the same model is promised the same memory again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from workers.residency.eviction import Cost, Evictions, Leaver, cost_of, fewest, keeps
+from workers.residency.leaving import dismiss, leave_by_rule
+from workers.residency.packing import Room, estimate, largest_room, pack
+from workers.residency.picture import CPU, Machine, Need, Picture, Share, Worker
+from workers.residency.plan import Plan, Reserve, Start, Wait
+from workers.residency.rules import broken_rules, clear_rules
+from workers.residency.scene import Scene, gib, names, seconds
+from workers.residency.wishes import Wish, find_wishes
+
+MAX_ROOMS, MAX_LOOKS = 4, 8
+"""For how many models one plan makes room, and on how many machines it looks for one at least, those first where it may
+cost least: so that a plan for a large fleet is made in milliseconds."""
+
+Places = Mapping[str, tuple[Share, ...]]
+"""Model -> what its new worker takes of each device of a machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A way to make room for a wish."""
+
+    machine: Machine
+    places: Places
+    leavers: tuple[Leaver, ...]
+    cost: Cost
+
+
+def decide(picture: Picture, now: float) -> Plan:
+    """Return what to do now, and what waits for what.
+
+    No worker with calls is stopped for another model's, nothing starts into memory that is not free yet, and a model
+    that has waited for `patience_s` gets the next place, in the order of waiting."""
+    scene = Scene(picture, now)
+    leave_by_rule(scene)
+    evictions = Evictions(scene)
+    for wish in find_wishes(scene):
+        _grant(scene, evictions, wish)
+    for model in scene.of_model:
+        for worker in scene.reserved(model):
+            scene.release(worker)
+    return scene.plan()
+
+
+def _grant(scene: Scene, evictions: Evictions, wish: Wish) -> None:
+    """Start a wish's workers, or make room for them, or say what they wait for."""
+    if len(wish.models) == 1 and (reserved := scene.reserved(wish.model)):
+        # Whoever wanted its place comes before this wish, and does not want it any more.
+        scene.release(reserved[0])
+        evictions.changed(reserved[0].machine)
+        return
+    if wish.cause in ("call", "preload") and (wish.model in scene.promised or scene.num_usable(wish.model)):
+        return  # What `min` keeps serves calls as well.
+    machines = _candidates(scene, wish)
+    before = len(scene.moments)
+    if _start(scene, wish, machines) or wish.cause == "preload":
+        return
+    option = _coming(scene, wish, machines)
+    if option is None and evictions.num_rooms >= MAX_ROOMS:
+        if wish.cause != "growth":
+            why = f"room is made for {MAX_ROOMS} other models first"
+            scene.wait(Wait(wish.model, "turn", why))
+        scene.moments.append(scene.now)
+        return
+    option = option or _cheapest(scene, evictions, wish, machines)
+    if option is not None:
+        _make_room(scene, wish, option)
+        evictions.made_room(option.machine.id, option.leavers)
+    elif wish.cause != "growth":
+        scene.wait(_refused(scene, wish, machines, min(scene.moments[before:], default=None)))
+
+
+def _candidates(scene: Scene, wish: Wish) -> list[Machine]:
+    """Return the machines on which each of a wish's models may load."""
+    found = scene.candidates(scene.models[wish.model])
+    for other in wish.models[1:]:
+        allowed = scene.candidates(scene.models[other]) if other not in scene.picture.unloaded else []
+        found = [machine for machine in found if machine in allowed]
+    return found
+
+
+def _missing(scene: Scene, wish: Wish, machine: Machine) -> tuple[str, ...]:
+    """Return those of a wish's models that need a new worker on a machine."""
+    if len(wish.models) == 1 or wish.cause == "growth":
+        return wish.models
+    there = {worker.model for worker in scene.on_machine[machine.id] if worker.id not in scene.leaving}
+    return tuple(model for model in wish.models if model not in there)
+
+
+def _start(scene: Scene, wish: Wish, machines: Sequence[Machine]) -> bool:
+    """Start a wish's workers on the machine that they fit best, if there is one where they fit now."""
+    ranked = sorted(
+        (rank, number) for number, machine in enumerate(machines) if (rank := _fit(scene, wish, machine)) is not None
+    )
+    for _, number in ranked:
+        machine = machines[number]
+        places = _placed(scene, _missing(scene, wish, machine), machine, scene.ledger.startable(machine.id))
+        if places is not None:
+            for model, shares in places.items():
+                together = "" if model == wish.model else f"{model} loads together with {wish.model}; "
+                scene.start(Start(model, machine.id, shares, together + wish.why))
+            return True
+    return False
+
+
+def _fit(scene: Scene, wish: Wish, machine: Machine) -> tuple[int, int, int] | None:
+    """Return what machines are compared by: few workers of the same models, few devices, little left over there; None:
+    the wish does not fit on this one now."""
+    models = _missing(scene, wish, machine)
+    if scene.has_rules and broken_rules(scene, machine.id, models, scene.present(machine.id)):
+        return None
+    room, sizes = scene.ledger.startable(machine.id), scene.ledger.gpu_sizes(machine)
+    num_devices = left = 0
+    for model in models:
+        fit = estimate(scene.models[model].need, room, sizes)
+        if fit is None:
+            return None
+        num_devices, left = num_devices + fit[0], left + fit[1]
+    same = sum(worker.machine == machine.id for model in models for worker in scene.of_model.get(model, ()))
+    return same, num_devices, left
+
+
+def _devices_of(scene: Scene, model: str, machine: Machine) -> set[str]:
+    """Return the devices of a machine that already have a worker of a model."""
+    workers = [worker for worker in scene.of_model.get(model, ()) if worker.machine == machine.id]
+    return {share.device for worker in workers if worker.id not in scene.leaving for share in worker.shares}
+
+
+def _placed(scene: Scene, models: Iterable[str], machine: Machine, room: Room) -> Places | None:
+    """Return what each model takes of which device, the largest placed first; None if they do not fit together."""
+    left = dict(room)
+    places: dict[str, tuple[Share, ...]] = {}
+    for model in sorted(models, key=lambda name: (-_size(scene.models[name].need), name)):
+        avoided = _devices_of(scene, model, machine) if scene.of_model.get(model) else frozenset()
+        shares = pack(scene.models[model].need, machine, left, avoided)
+        if shares is None:
+            return None
+        places[model] = shares
+        for share in shares:
+            left[share.device] -= share.bytes
+    return places
+
+
+def _size(need: Need) -> int:
+    return max(need.gpu_bytes + need.host_bytes, need.cpu_bytes)
+
+
+def _coming(scene: Scene, wish: Wish, machines: Sequence[Machine]) -> _Option | None:
+    """Return where there will be room for a wish although nobody else leaves for it; None: nowhere."""
+    for machine in machines:
+        models = _missing(scene, wish, machine)
+        if _fits(scene, models, machine, scene.ledger.coming[machine.id]):
+            option = _room_on(scene, machine, models, [])
+            if option is not None:
+                return option
+    return None
+
+
+def _cheapest(scene: Scene, evictions: Evictions, wish: Wish, machines: Sequence[Machine]) -> _Option | None:
+    """Return the cheapest way to make room for a wish; None: there is none now."""
+    best: _Option | None = None
+    possible: list[tuple[Cost, int]] = []
+    for number, machine in enumerate(machines):
+        if _fits(scene, _missing(scene, wish, machine), machine, evictions.most_room(machine.id, wish)):
+            possible.append((evictions.least_cost(machine.id, wish), number))
+    for num_looks, (bound, number) in enumerate(sorted(possible)):
+        if best is not None and (best.cost <= bound or num_looks >= MAX_LOOKS):
+            break
+        machine = machines[number]
+        ranked = evictions.leavers(machine.id, wish)
+        option = _room_on(scene, machine, _missing(scene, wish, machine), ranked) if ranked else None
+        if option is not None and (best is None or option.cost < best.cost):
+            best = option
+    return best
+
+
+def _room_on(scene: Scene, machine: Machine, models: Sequence[str], ranked: list[Leaver]) -> _Option | None:
+    """Return how room would be made for models on a machine, if these may leave it; None if it can't be."""
+    ruled_out = clear_rules(scene, machine.id, models, ranked)
+    if ruled_out is None:
+        return None
+    rest = [leaver for leaver in ranked if leaver not in ruled_out] if ruled_out else ranked
+    coming = _with(scene.ledger.coming[machine.id], ruled_out)
+
+    def is_enough(chosen: Sequence[Leaver]) -> bool:
+        return _fits(scene, models, machine, _with(coming, chosen))
+
+    chosen = fewest(rest, is_enough)
+    if chosen is None:
+        return None
+    places = _placed(scene, models, machine, _with(coming, chosen))
+    leaving = (*ruled_out, *chosen)
+    return None if places is None else _Option(machine, places, leaving, cost_of(leaving))
+
+
+def _fits(scene: Scene, models: Sequence[str], machine: Machine, room: Room) -> bool:
+    """Return whether models fit into a machine's room together."""
+    if len(models) == 1:
+        sizes = sorted(size for device, size in room.items() if device != CPU)
+        return estimate(scene.models[models[0]].need, room, sizes) is not None
+    return _placed(scene, models, machine, room) is not None
+
+
+def _with(room: Room, leaving: Iterable[Leaver]) -> dict[str, int]:
+    """Return the bytes of each device once these have left."""
+    found = dict(room)
+    for leaver in leaving:
+        for worker in leaver.workers:
+            for share in worker.shares:
+                if share.device in found:
+                    found[share.device] += share.bytes
+    return found
+
+
+def _make_room(scene: Scene, wish: Wish, option: _Option) -> None:
+    """Let workers leave for a wish, and keep their memory for it."""
+    for leaver in option.leavers:
+        for worker in leaver.workers:
+            why = f"it leaves for {wish.model}: {wish.why}"
+            if worker.id in scene.leaving:
+                pass  # It leaves already, for another reason.
+            elif not leaver.is_busy:
+                idle = seconds(scene.now - worker.idle_since)
+                dismiss(scene, worker, f"idle for {idle}, {why}", wanted_by=wish.model)
+            elif worker.status == "ready":
+                scene.actions.append(Reserve(worker.id, worker.model, wish.model, why))
+            scene.leave(worker)
+            scene.count(worker)
+    for model, shares in option.places.items():
+        scene.ledger.promise(option.machine.id, shares)
+        scene.started_on[option.machine.id].append(model)
+        scene.promised.add(model)
+    scene.wait(_freeing(scene, wish, option))
+
+
+def _freeing(scene: Scene, wish: Wish, option: _Option) -> Wait:
+    leaving = [worker for worker in scene.on_machine[option.machine.id] if worker.id in scene.leaving]
+    busy = names(worker.model for worker in leaving if worker.is_busy)
+    told = f"memory for {wish.model} on {option.machine.id} is being freed by {names(each.model for each in leaving)}"
+    return Wait(wish.model, "freeing", f"{told}; calls of {busy} end first" if busy else told)
+
+
+def _refused(scene: Scene, wish: Wish, machines: Sequence[Machine], until: float | None) -> Wait:
+    """Return why room can't be made for a wish now."""
+    need, overdue_at = scene.models[wish.model].need, wish.since + scene.bounds.patience_s
+    by_size = max(machines, key=lambda each: largest_room(need, each, scene.ledger.empty[each.id]), default=None)
+    if by_size is None:
+        return Wait(wish.model, "too_large", f"no machine may run {', '.join(wish.models)}")
+    if not any(_placed(scene, wish.models, machine, scene.ledger.empty[machine.id]) for machine in machines):
+        most = gib(largest_room(need, by_size, scene.ledger.empty[by_size.id]))
+        size = gib(_size(need) + need.bytes_per_gpu)
+        why = f"{wish.model} takes {size}, and {by_size.id}, which has the most, has {most} for one worker"
+        return Wait(wish.model, "too_large", why)
+    why = f"what is loaded stays (`min`, `pinned` or a group), and leaves no room for {wish.model}"
+    if not any(_could_ever(scene, wish, machine, scene.ledger.empty[machine.id]) for machine in machines):
+        return Wait(wish.model, "no_room", why)
+    if not any(_could_ever(scene, wish, machine, scene.ledger.reported[machine.id]) for machine in machines):
+        return Wait(wish.model, "others", f"other programs use the memory that {wish.model} needs")
+    if wish.is_overdue or wish.cause != "call":
+        why = f"what could leave for {wish.model} was loaded a moment ago, or its memory is promised to others"
+        return Wait(wish.model, "resident", why, until)
+    scene.look_at(overdue_at)
+    others = f"all that could leave for {wish.model} have calls or were loaded a moment ago"
+    why = f"{others}; in {seconds(overdue_at - scene.now)} one of them gets no more calls"
+    return Wait(wish.model, "busy", why, min(overdue_at, until or overdue_at))
+
+
+def _stays(scene: Scene, worker: Worker) -> bool:
+    """Return whether a worker stays if all leave that may: as many of a model's as its `min` says."""
+    model = scene.models.get(worker.model)
+    return keeps(scene, worker) or (model is not None and worker in scene.usable(worker.model)[: model.policy.min])
+
+
+def _could_ever(scene: Scene, wish: Wish, machine: Machine, empty: Room) -> bool:
+    """Return whether a wish would fit on a machine, which has so much room without workers, if all that need not stay
+    left."""
+    staying = [
+        worker for worker in scene.on_machine[machine.id] if worker.model in wish.models or _stays(scene, worker)
+    ]
+    room = dict(empty)
+    for worker in staying:
+        if worker.id not in scene.leaving:
+            for share in worker.shares:
+                room[share.device] = room.get(share.device, 0) - share.bytes
+    present = frozenset(worker.model for worker in staying)
+    models = _missing(scene, wish, machine)
+    return not broken_rules(scene, machine.id, models, present) and bool(_placed(scene, models, machine, room))

@@ -1,0 +1,87 @@
+"""Finds the workers that leave for reasons of their own, whether or not another model waits for their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from workers.residency.picture import Worker
+from workers.residency.plan import Drain, Stop
+from workers.residency.scene import Scene, seconds
+
+
+def leave_by_rule(scene: Scene) -> None:
+    """Let those workers leave that an admin, the catalog or a machine does not want, and those past their ttl."""
+    for worker in scene.workers:
+        why = _unwanted(scene, worker)
+        if why and worker.status != "draining":
+            dismiss(scene, worker, why)
+    for model in scene.models.values():
+        _above_max(scene, model.name)
+    for model in scene.models.values():
+        _past_ttl(scene, model.name)
+
+
+def dismiss(scene: Scene, worker: Worker, why: str, wanted_by: str = "") -> None:
+    """Stop a worker that has no calls, drain one that has some."""
+    if not worker.is_busy:
+        scene.actions.append(Stop(worker.id, worker.model, worker.shares, why, wanted_by))
+    else:
+        scene.actions.append(Drain(worker.id, worker.model, why))
+    scene.leave(worker)
+
+
+def _unwanted(scene: Scene, worker: Worker) -> str:
+    """Return why a worker must leave; empty: nothing says so."""
+    model = scene.models.get(worker.model)
+    if model is None or not model.policy.most:
+        return f"the catalog does not have {worker.model} any more"
+    if worker.model in scene.picture.unloaded:
+        return f"an admin has unloaded {worker.model}"
+    if scene.machines[worker.machine].is_leaving:
+        return f"machine {worker.machine} is being emptied"
+    return ""
+
+
+def _above_max(scene: Scene, name: str) -> None:
+    most = scene.models[name].policy.most
+    extra = len(scene.usable(name)) - most
+    if extra <= 0:
+        return
+    ranked = sorted(scene.usable(name), key=lambda worker: (worker.is_busy, worker.idle_since, worker.id))
+    for worker in ranked[:extra]:
+        dismiss(scene, worker, f"{name} may have at most {most} workers")
+
+
+def _past_ttl(scene: Scene, name: str) -> None:
+    """Stop a model's workers beyond `min` that have had no call for its `ttl_s`, those idle longest first."""
+    policy = scene.models[name].policy
+    if not policy.ttl_s or policy.pinned:
+        return
+    spare = len(scene.usable(name)) - policy.min
+    for worker in sorted(scene.usable(name), key=lambda worker: (worker.idle_since, worker.id))[: max(0, spare)]:
+        unit = unit_workers(scene, worker)
+        if any(not _is_past_ttl(scene, each) for each in unit):
+            continue
+        for each in unit:
+            if each.id not in scene.leaving:
+                dismiss(scene, each, f"{each.model} has had no call for {seconds(scene.now - each.idle_since)}")
+
+
+def _is_past_ttl(scene: Scene, worker: Worker) -> bool:
+    ttl_s = scene.models[worker.model].policy.ttl_s
+    if worker.status != "ready" or not ttl_s or not scene.is_idle(worker):
+        return False
+    scene.look_at(worker.idle_since + ttl_s)
+    return scene.now >= worker.idle_since + ttl_s
+
+
+def unit_workers(scene: Scene, worker: Worker) -> tuple[Worker, ...]:
+    """Return the workers that leave with this one: those of its group on its machine, if members go `together`."""
+    unit = scene.unit_of(worker.model)
+    if len(unit) == 1:
+        return (worker,)
+    return tuple(_live(other for other in scene.on_machine[worker.machine] if other.model in unit))
+
+
+def _live(workers: Iterable[Worker]) -> Iterable[Worker]:
+    return (worker for worker in workers if worker.status != "draining")

@@ -1,0 +1,136 @@
+"""Finds which models want a worker, in the order in which they get one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from workers.residency.picture import NEVER, Demand, Model
+from workers.residency.plan import Wait
+from workers.residency.scene import Scene, seconds
+
+Cause = Literal["kept", "call", "growth", "preload"]
+"""Why a worker is wanted. `kept`: `min` asks for it, or its group is there; `call`: somebody waits for the model;
+`growth`: calls wait too long for the workers that there are; `preload`: the catalog loads it at the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A worker that is wanted, of one model or of each model of a group that loads as one."""
+
+    models: tuple[str, ...]
+    """The model that is wanted first."""
+    cause: Cause
+    why: str
+    priority: int = 0
+    since: float = NEVER
+    is_overdue: bool = False
+    """Whether busy workers may be reserved for it."""
+
+    @property
+    def model(self) -> str:
+        return self.models[0]
+
+    @property
+    def rank(self) -> tuple[int, float, float, str]:
+        """Return what wishes are sorted by. Overdue ones come in the order in which they began to wait, whatever their
+        priority, so that none waits for ever."""
+        if self.cause == "kept":
+            return (0, -self.priority, NEVER, self.model)
+        if self.cause == "call":
+            return (
+                (1, NEVER, self.since, self.model) if self.is_overdue else (2, -self.priority, self.since, self.model)
+            )
+        return (3 if self.cause == "growth" else 4, -self.priority, self.since, self.model)
+
+
+def find_wishes(scene: Scene) -> list[Wish]:
+    """Return what is wanted, sorted; models that can't be loaded now are told to wait."""
+    by_unit: dict[tuple[str, ...], list[Wish]] = {}
+    for model in scene.picture.models:
+        if not model.policy.most:
+            continue
+        wishes = [*_kept(scene, model), *_called(scene, model), *_preloaded(scene, model)]
+        if wishes and _may_load(scene, model, wishes[0]):
+            # Models that load as one are wanted once, as the one of them that comes first.
+            unit = scene.unit_of(model.name)
+            known = by_unit.get(unit)
+            by_unit[unit] = wishes if known is None else min(known, wishes, key=lambda each: each[0].rank)
+    return sorted((wish for wishes in by_unit.values() for wish in wishes), key=lambda wish: wish.rank)
+
+
+def _kept(scene: Scene, model: Model) -> Iterator[Wish]:
+    missing = model.policy.min - scene.num_usable(model.name)
+    unit = scene.unit_of(model.name)
+    why = f"{model.name} is kept loaded (min: {model.policy.min})"
+    for _ in range(missing):
+        yield Wish(_first(unit, model.name), "kept", why, model.policy.priority, is_overdue=True)
+    if missing <= 0 and len(unit) > 1 and not scene.num_usable(model.name):
+        companion = next((other for other in unit if scene.num_usable(other)), "")
+        if companion:
+            why = f"{model.name} loads together with {companion}"
+            yield Wish(_first(unit, model.name), "kept", why, model.policy.priority)
+
+
+def _called(scene: Scene, model: Model) -> Iterator[Wish]:
+    demand = scene.demand.get(model.name)
+    if demand is None:
+        return
+    unit, priority, since = _first(scene.unit_of(model.name), model.name), model.policy.priority, scene.since_of(demand)
+    if not scene.num_usable(model.name):
+        overdue_at = since + scene.bounds.patience_s
+        yield Wish(unit, "call", _told(scene, demand), priority, since, is_overdue=scene.now >= overdue_at)
+    elif _may_grow(scene, model, demand):
+        wait, age = seconds(demand.predicted_wait_s), seconds(scene.now - demand.oldest_since)
+        why = f"calls of {model.name} wait {wait} for its {scene.num_usable(model.name)} workers, the oldest {age}"
+        yield Wish(unit, "growth", why, priority, since)
+
+
+def _may_grow(scene: Scene, model: Model, demand: Demand) -> bool:
+    workers = scene.usable(model.name)
+    if len(workers) >= model.policy.most or any(worker.status == "loading" for worker in workers):
+        return False
+    if demand.predicted_wait_s < scene.bounds.grow_wait_s:
+        return False
+    scene.look_at(demand.oldest_since + scene.bounds.grow_age_s)
+    return scene.now - demand.oldest_since >= scene.bounds.grow_age_s
+
+
+def _preloaded(scene: Scene, model: Model) -> Iterator[Wish]:
+    is_due = model.policy.preload and not model.was_loaded and model.name not in scene.demand
+    if is_due and not scene.num_usable(model.name):
+        unit = _first(scene.unit_of(model.name), model.name)
+        yield Wish(unit, "preload", f"{model.name} is preloaded", model.policy.priority)
+
+
+def _may_load(scene: Scene, model: Model, wish: Wish) -> bool:
+    """Return whether a model may be loaded now; otherwise note that it waits."""
+    name, demand = model.name, scene.demand.get(model.name)
+    is_admins = demand is not None and demand.is_asked_by_admin
+    failure = max(scene.failures_of(name), key=lambda failure: failure.not_before, default=None)
+    if name in scene.picture.unloaded:
+        if demand is not None:
+            scene.wait(Wait(name, "unloaded", f"an admin has unloaded {name}; POST /models/load loads it again"))
+        return False
+    if wish.cause == "call" and not (model.policy.autoload or is_admins):
+        scene.wait(Wait(name, "autoload", f"{name} is not loaded by calls (autoload: false); POST /models/load does"))
+        return False
+    if failure is not None and not scene.candidates(model):
+        wait = seconds(failure.not_before - scene.now)
+        why = f"{name} failed to load ({failure.reason}); it is tried again in {wait}"
+        scene.wait(Wait(name, "failed", why, failure.not_before))
+        return False
+    return True
+
+
+def _told(scene: Scene, demand: Demand) -> str:
+    if demand.is_asked_by_admin and not demand.num_waiting:
+        return f"an admin loads {demand.model}"
+    calls = "1 call waits" if demand.num_waiting == 1 else f"{demand.num_waiting} calls wait"
+    return f"{calls} for {demand.model}, the oldest for {seconds(max(0.0, scene.now - demand.oldest_since))}"
+
+
+def _first(unit: tuple[str, ...], model: str) -> tuple[str, ...]:
+    """Return the models of a unit with this one first."""
+    return (model, *(other for other in unit if other != model))
