@@ -77,7 +77,8 @@ def test_the_images_that_the_chart_asks_for_are_built_and_pushed(page: str) -> N
     done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
     asked = yaml.safe_load((ROOT / "helm" / "values.yaml").read_text())["image"]
     version = yaml.safe_load((ROOT / "helm" / "Chart.yaml").read_text())["appVersion"]
-    images = {f"registry.example.com/llm/{asked[part]}:{version}" for part in ("gateway", "worker", "workerCuda")}
+    parts = ("gateway", "accounts", "worker", "workerCuda")
+    images = {f"registry.example.com/llm/{asked[part]}:{version}" for part in parts}
     assert {line.split()[1] for line in done.stdout.splitlines() if line.startswith("push ")} == images
     assert {line.split()[1] for line in done.stdout.splitlines() if line.startswith("tag ")} == {
         f"paddock-{name}:{version}" for name in names.split()

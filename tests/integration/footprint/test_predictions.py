@@ -44,6 +44,10 @@ TOLERANCE = 0.05
 SETTLED_BYTES = 256 << 10
 SMALL = {"slots": 4, "ctx": 512}
 TEXTS = "word " * 90
+ROUNDS = 4
+"""How often more work is done where less was taken than predicted: the most is looked for, and whether the largest step
+comes with all cells in use is chance on a busy machine. What is predicted too low fails all the sooner for it."""
+
 FILLINGS = 3
 """How many conversations there are for each that the cells have room for: they do not all come at the same moment."""
 
@@ -142,7 +146,13 @@ def check(fleet: Fleet, path: Path, *, fillings: float = FILLINGS, **fields: obj
         longest = spec if spec.ctx else msgspec.structs.replace(spec, ctx=trained(fleet, worker, name))
         fleet.exercise(longest, run, worker, fillings)
         draft = spec.speculation.draft
-        taken = settled(worker, [path, *([Path(draft.path)] if draft and draft.path else [])])
+        files = [path, *([Path(draft.path)] if draft and draft.path else [])]
+        taken = settled(worker, files)
+        for _ in range(ROUNDS):
+            if told.host.total <= taken * (1 + TOLERANCE):
+                break
+            fleet.exercise(longest, run, worker, fillings)
+            taken = settled(worker, files)
     finally:
         worker.stop()
     error = told.host.total / taken - 1

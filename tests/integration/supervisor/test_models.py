@@ -388,7 +388,7 @@ def test_a_file_tells_what_it_is(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("lst",), "models lst: no such command (did you mean list?); use one of: list, pull, show, verify, rm"),
+        (("lst",), "models lst: no such command (did you mean list?); use one of: list, pull, plan, show, verify, rm"),
         (("list", "--jsn"), "models list: --jsn is not known (did you mean --json?)"),
         (("rm",), "models rm: give names, as `paddock models list` lists them, or --unfinished"),
         (("rm", "x", "--unfinished"), "models rm: give names"),

@@ -25,7 +25,7 @@ def parsed(query: dict[str, str]) -> CallsQuery:
 
 @pytest.mark.parametrize(
     ("caller", "scope"),
-    [(ADMIN, {}), (MANAGER, {"team": "red"}), (PERSON, {"user": "ann"}), (SERVICE, {"key": "ci"})],
+    [(ADMIN, {}), (MANAGER, {"team": "red"}), (PERSON, {"user": "ann"}), (SERVICE, {"key": "ci", "team": "red"})],
 )
 def test_a_role_sees_its_own(caller: Caller, scope: dict[str, str]) -> None:
     assert calls_of(Selection(), caller).equal == scope

@@ -45,7 +45,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("paddock up --kv", {"--kv-tokens"}),
         ("paddock chat --sys", {"--system"}),
         ("paddock drain g", {"gateway"}),
-        ("paddock models p", {"pull"}),
+        ("paddock models p", {"pull", "plan"}),
         ("paddock models rm --u", {"--unfinished"}),
         ("paddock models list --models", {"--models-dir", "--models-mib"}),
         ("paddock import --from ''", {"llama-swap", "litellm"}),
