@@ -425,8 +425,7 @@ class Admission:
         self._closed = True
         for waiter in self._queue.waiters.values():
             waiter.woken.set()
-        await self._demand.give_back()
-        await self._maintenance.give_back()
+        await asyncio.gather(self._demand.give_back(), self._maintenance.give_back())
         await self._store.close()
 
 
