@@ -449,7 +449,8 @@ class Machine:
         if key and self._settings.accounts and not self._asks_for_certificates:
             await self._wait_for_accounts(key)
         kept_in = key_file if key and key == filed else None
-        models = tuple(dict.fromkeys(worker.model.name for worker in self._workers))
+        named = [worker.model.name for worker in self._workers] if self._residents is None else self._residents.names
+        models = tuple(dict.fromkeys(named))
         targets = self._listeners.targets(self._settings.host)
         if address.uds is None:
             self._keep_address(address.url)

@@ -119,6 +119,11 @@ class Residents:
         """Set when something happened that is not read from Redis."""
         self.serve(models, rules)
 
+    @property
+    def names(self) -> list[str]:
+        """The models' names; first those that are kept loaded."""
+        return sorted(self._models, key=lambda name: not self._models[name].policy.min)
+
     def serve(self, models: Sequence[ModelSpec], rules: Rules) -> None:
         """Serve these models from now on. Workers of models that are gone, or have changed, drain."""
         self._models, self._rules = {model.name: model for model in models}, rules
