@@ -145,17 +145,19 @@ class Residents:
 
     async def run(self, supervisor: Supervisor, fleet: Fleet) -> None:
         """Load and unload until cancelled."""
+        this = asyncio.current_task()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._needs.run(self._changed))
+            predicting = tasks.create_task(self._needs.run(self._changed))
             told_at, marked_at, states = 0.0, 0.0, MachineModels(at=0.0, models={})
-            while True:
+            # Redis' client can swallow a cancellation before Python 3.12 (python/cpython#86296), so it is looked for.
+            while this is None or not this.cancelling():
+                self._changed.clear()
                 now = time.time()
                 if now - marked_at >= keys.SUPERVISED_INTERVAL_S:
                     marked_at = now if await self._mark(fleet, first=not marked_at) else marked_at
                 residents = {each.worker.worker_id: each.worker.model.name for each in self._residents.values()}
                 look = await fleet.look(residents)
                 if look is not None and marked_at:
-                    self._changed.clear()
                     self._update(look, supervisor, now)
                     self._act(supervisor, now)
                     new = MachineModels(at=now, models=self._states(now))
@@ -165,6 +167,7 @@ class Residents:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(residency.LOOK_EVERY_S):
                         await self._changed.wait()
+            predicting.cancel()
 
     async def _mark(self, fleet: Fleet, *, first: bool) -> bool:
         """Mark the models as supervised and read which ones admins have unloaded; return whether Redis answered."""

@@ -116,7 +116,9 @@ class Supervisor:
         First, workers that are not among them drain, all at once; then, or LEAVING_PATIENCE_S later, new ones start;
         then changed ones are replaced, one after the other, each by a process that registers before the next one
         drains: calls that come meanwhile wait or go to the model's other workers. No worker may have the name of one
-        that still drains (`pids` has all names that are taken)."""
+        that still drains (`pids` has all names that are taken). Nothing happens once all have been asked to stop."""
+        if self._stopping:
+            return
         self._wanted = tuple(workers)
         self._settled.clear()
         self._changed.set()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 
@@ -203,3 +204,19 @@ def test_a_redis_that_goes_away_changes_nothing(
     assert boots(server, "a") == first
     crowd.wait_for("b")
     wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
+
+
+def test_without_redis_it_waits_quietly_and_ends_when_asked(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    """It looked again at once, for ever, and grew; the signal to end was lost in the Redis client."""
+    station = start(programs, server, catalog)
+    wait_until(lambda: len(states(client)) == 3, station.text)
+    server.kill()
+    time.sleep(1.0)
+    process = psutil.Process(station.popen.pid)
+    before, memory = sum(process.cpu_times()[:2]), process.memory_info().rss
+    time.sleep(3.0)
+    assert sum(process.cpu_times()[:2]) - before < 1.0
+    assert process.memory_info().rss - memory < 16 << 20
+    assert station.stop(signal.SIGTERM) == 0, station.text()
