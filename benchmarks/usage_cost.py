@@ -48,7 +48,7 @@ from workers.protocol.events import CallEvent, Started, Text, Usage
 from workers.protocol.heartbeat import WorkerAddress
 
 CALLS, TOKENS = 20_000, 200_000
-CALL_BAR_US, TOKEN_BAR_US = 30.0, 0.3
+CALL_BAR_US, TOKEN_BAR_US = 30.0, 1.0
 RECORDS, BATCH = 40_000, 100
 RECORDS_BAR = 500
 """Records per second: a fleet of a thousand slots whose answers take two seconds."""
