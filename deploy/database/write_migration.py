@@ -47,7 +47,8 @@ def main(args: list[str]) -> int:
 
 
 def by_tables(source: str) -> str:
-    """Return a migration whose `upgrade` calls one function per table, if it changes several."""
+    """Return a migration whose `upgrade` calls one function per table, and one for its indexes, if it changes several
+    tables."""
     upgrade = next(one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef) and one.name == "upgrade")
     lines = source.splitlines(keepends=True)
     steps: dict[str, list[str]] = {}
@@ -65,10 +66,11 @@ def by_tables(source: str) -> str:
 
 
 def _table_of(statement: ast.stmt) -> str | None:
-    """Return the table that a statement `op.create_table("users", ...)` changes; None: it is of another form."""
+    """Return the table that a statement `op.create_table("users", ...)` changes, `users_indexes` for its indexes; None:
+    the statement is of another form."""
     match statement:
         case ast.Expr(ast.Call(ast.Attribute(attr="create_index" | "drop_index"), [_, ast.Constant(str(table)), *_])):
-            return table
+            return f"{table}_indexes"
         case ast.Expr(ast.Call(ast.Attribute(), [ast.Constant(str(table)), *_])):
             return table
     return None

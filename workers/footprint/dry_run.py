@@ -30,7 +30,8 @@ from workers.llama.gguf import read_header
 from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.native import native_log
 from workers.llama.pooling import PooledContext, is_pooled, pooling_of
-from workers.models.spec import NO_DEVICE, NO_PROJECTOR, LlamaSettings, ModelSpec
+from workers.llama.trial import without_devices
+from workers.models.spec import NO_PROJECTOR, LlamaSettings, ModelSpec
 from workers.pooled_worker import make_pooled_context
 from workers.process.limits import bound_cpu, bound_memory, keep_little
 from workers.process.parent_death import end_with_parent
@@ -48,17 +49,9 @@ _STATES = re.compile(r"RS buffer size = +([\d.]+) MiB")
 def _on_processor(llama: LlamaSettings) -> LlamaSettings:
     """Return the settings for a process that has the processor alone and takes no memory for weights."""
     return replace(
-        llama,
-        devices=(NO_DEVICE,),
-        n_gpu_layers=0,
-        split_mode="none",
-        main_gpu=0,
-        tensor_split=(),
-        cpu_moe=False,
-        n_cpu_moe=0,
-        use_mmap=False,
-        use_mlock=False,
-        check_tensors=False,
+        without_devices(llama),
+        control_vectors=llama.control_vectors,
+        control_vector_layers=llama.control_vector_layers,
         numa="off",
         override_tensor=(),
     )

@@ -86,7 +86,7 @@ def tried(header: GgufHeader, settings: LlamaSettings, *, cpu_s: int = CPU_S) ->
 def _outcome(path: Path, settings: LlamaSettings, cpu_s: int) -> Outcome:
     """Run a trial to its end. Raises ModelError if its process dies or takes too long."""
     command = [sys.executable, "-m", "workers.llama.trial", str(path), str(cpu_s)]
-    question = msgspec.json.encode(_without_devices(settings))
+    question = msgspec.json.encode(without_devices(settings))
     try:
         with launched(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             try:
@@ -114,7 +114,7 @@ def _outcome(path: Path, settings: LlamaSettings, cpu_s: int) -> Outcome:
     raise ModelError(f"{path}: llama.{names}: llama.cpp ends its process over this ({reason[:200]}); correct it")
 
 
-def _without_devices(settings: LlamaSettings) -> LlamaSettings:
+def without_devices(settings: LlamaSettings) -> LlamaSettings:
     """Return the settings for a process that has the processor alone and keeps nothing of the file in memory."""
     return replace(
         settings,

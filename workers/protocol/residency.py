@@ -40,14 +40,14 @@ class ModelDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class GatewayDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """What one gateway tells: only models with calls, or that were used within the last minute."""
+    """The message of one gateway: the models that have calls, or had some within the last minute."""
 
     at: float
     models: Annotated[dict[str, ModelDemand], Meta(max_length=MAX_MODELS)]
 
 
 class ModelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What has become of a model on one machine."""
+    """The state of a model on one machine."""
 
     status: ModelStatus
     progress: float | None = None
@@ -61,7 +61,7 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MachineModels(msgspec.Struct, frozen=True, kw_only=True):
-    """What one machine's supervisor tells of the models that it loads on demand."""
+    """The message of one machine's supervisor: the states of the models that it loads on demand."""
 
     at: float
     models: Annotated[dict[str, ModelState], Meta(max_length=MAX_MODELS)]

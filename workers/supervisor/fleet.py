@@ -31,7 +31,7 @@ class NoRedis(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What Redis told a supervisor that loads models on demand. Times are unix seconds."""
+    """The answer of Redis to a supervisor that loads models on demand. Times are unix seconds."""
 
     demand: tuple[GatewayDemand, ...]
     """Of the gateways that told something lately."""

@@ -22,12 +22,12 @@ EXPECTED = 2
 """Number of models that share a machine's memory and cores, as far as settings depend on it, where the catalog's
 `models_max` does not say one."""
 ROOMY = 1 << 50
-"""Bytes of a GPU that holds anything: one that is asked what a model takes of a single GPU."""
+"""Bytes of an imagined GPU that any model fits: a prediction for it tells what the model takes undivided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a worker of a model takes, and the settings with which it takes no more."""
+    """The memory that a worker of a model takes, and the settings with which it takes no more."""
 
     spec: ModelSpec
     """The model's spec with as many KV cells as were counted, and its share of the cores."""

@@ -68,7 +68,7 @@ class _Resident:
 
 @dataclass(slots=True)
 class _Past:
-    """What is remembered of a model, whether or not it has a worker."""
+    """The history of a model, which outlives its workers."""
 
     was_loaded: bool = False
     left_at: float = NEVER
@@ -78,7 +78,7 @@ class _Past:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the catalog says of all models together."""
+    """The fields of the catalog that concern all of its models together."""
 
     groups: Mapping[str, Group] = field(default_factory=dict)
     models_max: int = 0
@@ -100,7 +100,6 @@ class Residents:
         providers: Sequence[DeviceProvider],
         console: Console,
     ) -> None:
-        self._rules = rules
         self._site = site
         self._needs = needs
         self._providers = providers

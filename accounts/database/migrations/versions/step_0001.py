@@ -13,21 +13,29 @@ def upgrade() -> None:
     """Make the change."""
     _upgrade_aliases()
     _upgrade_audit()
+    _upgrade_audit_indexes()
     _upgrade_budget_periods()
     _upgrade_facts()
     _upgrade_organisations()
     _upgrade_prices()
     _upgrade_sessions()
+    _upgrade_sessions_indexes()
     _upgrade_usage()
+    _upgrade_usage_indexes()
     _upgrade_usage_days()
     _upgrade_usage_end_users()
     _upgrade_usage_hours()
     _upgrade_usage_months()
     _upgrade_users()
+    _upgrade_users_indexes()
     _upgrade_webhooks()
+    _upgrade_webhooks_indexes()
     _upgrade_teams()
+    _upgrade_teams_indexes()
     _upgrade_api_keys()
+    _upgrade_api_keys_indexes()
     _upgrade_memberships()
+    _upgrade_memberships_indexes()
 
 
 def _upgrade_aliases() -> None:
@@ -62,6 +70,9 @@ def _upgrade_audit() -> None:
         sa.Column("hash", sa.String(length=64), nullable=False),
         sa.PrimaryKeyConstraint("number", name=op.f("pk_audit")),
     )
+
+
+def _upgrade_audit_indexes() -> None:
     op.create_index(op.f("ix_audit_actor"), "audit", ["actor"], unique=False)
     op.create_index(op.f("ix_audit_at"), "audit", ["at"], unique=False)
     op.create_index(op.f("ix_audit_kind_subject"), "audit", ["kind", "subject"], unique=False)
@@ -125,6 +136,9 @@ def _upgrade_sessions() -> None:
         sa.Column("expires_at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_sessions")),
     )
+
+
+def _upgrade_sessions_indexes() -> None:
     op.create_index(op.f("ix_sessions_expires_at"), "sessions", ["expires_at"], unique=False)
 
 
@@ -159,6 +173,9 @@ def _upgrade_usage() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_usage")),
         sa.UniqueConstraint("process", "number", name=op.f("uq_usage_process_number")),
     )
+
+
+def _upgrade_usage_indexes() -> None:
     op.create_index(op.f("ix_usage_alias_ended_at_id"), "usage", ["alias", "ended_at", "id"], unique=False)
     op.create_index(
         op.f("ix_usage_end_user_ended_at_id"),
@@ -294,6 +311,9 @@ def _upgrade_users() -> None:
         sa.Column("updated_at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_users")),
     )
+
+
+def _upgrade_users_indexes() -> None:
     op.create_index(op.f("ix_users_email"), "users", ["email"], unique=False)
 
 
@@ -308,6 +328,9 @@ def _upgrade_webhooks() -> None:
         sa.Column("is_done", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_webhooks")),
     )
+
+
+def _upgrade_webhooks_indexes() -> None:
     op.create_index(op.f("ix_webhooks_next_at"), "webhooks", ["next_at"], unique=False)
 
 
@@ -325,6 +348,9 @@ def _upgrade_teams() -> None:
         sa.ForeignKeyConstraint(["organisation"], ["organisations.name"], name=op.f("fk_teams_organisation")),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_teams")),
     )
+
+
+def _upgrade_teams_indexes() -> None:
     op.create_index(op.f("ix_teams_organisation"), "teams", ["organisation"], unique=False)
 
 
@@ -348,6 +374,9 @@ def _upgrade_api_keys() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("pk_api_keys")),
         sa.UniqueConstraint("sha256", name=op.f("uq_api_keys_sha256")),
     )
+
+
+def _upgrade_api_keys_indexes() -> None:
     op.create_index(op.f("ix_api_keys_team"), "api_keys", ["team"], unique=False)
     op.create_index(op.f("ix_api_keys_user"), "api_keys", ["user"], unique=False)
 
@@ -362,4 +391,7 @@ def _upgrade_memberships() -> None:
         sa.ForeignKeyConstraint(["user"], ["users.name"], name=op.f("fk_memberships_user"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("team", "user", name=op.f("pk_memberships")),
     )
+
+
+def _upgrade_memberships_indexes() -> None:
     op.create_index(op.f("ix_memberships_user"), "memberships", ["user"], unique=False)

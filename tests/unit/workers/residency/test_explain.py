@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.unit.workers.residency.pictures import NOW, model, picture, waits, worker
+from workers.models.catalog import convert
 from workers.residency.decide import decide
 from workers.residency.explain import as_data, sentences
 
@@ -21,6 +23,15 @@ def test_the_example_of_the_page_prints_what_the_page_says(capsys: pytest.Captur
     assert shown is not None
     exec(compile(shown[1], str(PAGE), "exec"), {})
     assert capsys.readouterr().out == shown[2]
+
+
+def test_the_catalog_of_the_page_says_what_the_page_says() -> None:
+    """`small` stays, the others are loaded by their calls, and two fit at once."""
+    [text] = re.findall(r"```yaml\n(models:.*?)```", PAGE.read_text(), re.DOTALL)
+    found = convert(yaml.safe_load(text), "the page")
+    policies = {model.name: model.policy for model in found.models}
+    assert {name for name, policy in policies.items() if policy.stays} == {"small"}
+    assert (policies["coder"].ttl_s, policies["writer"].most, found.models_max) == (600, 1, 2)
 
 
 def test_a_decision_as_data() -> None:
