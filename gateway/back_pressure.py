@@ -332,8 +332,8 @@ def period_spent(
 def budget_spent(whose: str, spent: str, amount: str, period: str, renews: str, wait_s: float) -> BudgetSpent:
     """Return the error for a call beyond a budget. `spent` and `amount`: money with its currency, for people."""
     return BudgetSpent(
-        f"Budget spent: {whose} has spent {spent} of its {amount} of this {period}, and no more than that may be "
-        f"spent. The budget is renewed on {renews}; an admin may raise it.",
+        f"Budget reached: {whose} has spent {spent} of its {amount} of this {period}, and this request is estimated "
+        f"to cost more than is left. The budget is renewed on {renews}; an admin may raise it.",
         retry_after_s=math.ceil(wait_s),
         is_final=True,
     )
