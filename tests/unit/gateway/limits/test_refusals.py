@@ -69,7 +69,8 @@ PLAN = plan_of(
             Refusal(0, FIRST_BUDGET, 99_950 * NANO // 1000),
             10,
             "Budget reached: team 'red' has spent 99.95 EUR of its 100.00 EUR of this week, and this request is "
-            "estimated to cost more than is left. The budget is renewed on 2026-03-23 00:00 (Europe/Berlin); an admin may raise it.",
+            "estimated to cost more than is left. The budget is renewed on 2026-03-23 00:00 (Europe/Berlin); an admin "
+            "may raise it.",
             True,
         ),
     ],
