@@ -44,6 +44,7 @@ from gateway.api.media.loader import MediaLoader
 from gateway.api.native.handlers import native_handlers
 from gateway.api.native.props import EnabledRoutes
 from gateway.api.native.request_reader import RequestReader
+from gateway.api.native.slots import SlotQueries
 from gateway.api.openai.dialects import ChatDialect, CompletionDialect, read_chat_prompt
 from gateway.api.openai.model_news import ModelNews
 from gateway.api.openai.models import Models
@@ -56,6 +57,9 @@ from gateway.api.operations.drain import DrainRoute, InFlightRequests, drain_rou
 from gateway.api.operations.explain import ExplainRoute
 from gateway.api.operations.health import Ready, health, version
 from gateway.api.operations.metrics import METRICS_PATHS, MetricsPage, Targets, metrics_route_token, refuse_metrics
+from gateway.api.overview.feed import Feed
+from gateway.api.overview.overview import Overviews
+from gateway.api.overview.routes import OverviewRoutes
 from gateway.api.responses.handlers import responses_handlers
 from gateway.api.responses.socket.connection import Bounds
 from gateway.api.responses.socket.memory import Memories
@@ -249,6 +253,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
 class _Core:
     """The parts that carry calls; the routes use them."""
 
+    gateway_id: str
     metrics: Metrics
     unreadable: Unreadable
     catalog: LiveCatalog
@@ -307,6 +312,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     leaving = partial(_is_leaving, in_flight, resolver)
     sockets = Sockets(settings.max_sockets, settings.max_sockets_per_key)
     return _Core(
+        gateway_id=gateway_id,
         metrics=metrics,
         unreadable=unreadable,
         catalog=catalog,
@@ -423,6 +429,7 @@ def _handlers(
     shared_ports = (settings.port, settings.admin_port) if targets else ()
     ready = Ready(redis, fleet, core.admission, core.is_leaving, catalog, core.first, desired_models)
     routes_of_catalog = CatalogRoutes(catalog)
+    overview = _overview(settings, redis, core, desired_models)
     return {
         "chat": calls.generate(chat, takes_media=True),
         "chat_input_tokens": calls.count_tokens(read_chat_prompt, INPUT_TOKENS),
@@ -445,6 +452,8 @@ def _handlers(
         "drain": DrainRoute(core.in_flight, resolver, pipeline, core.sockets).answer,
         "catalog": routes_of_catalog.show,
         "reload_catalog": routes_of_catalog.reload,
+        "overview": overview.show,
+        "overview_events": overview.stream,
         "explain": ExplainRoute(
             reader, pipeline.adapters, circuits, fleet, core.admission, states, queues, chat
         ).answer,
@@ -455,6 +464,16 @@ def _handlers(
         ),
         **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),
     }
+
+
+def _overview(
+    settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, desired: DesiredModels
+) -> OverviewRoutes:
+    fleet, states, circuits = core.fleet, core.states, core.dispatcher.workers.circuits
+    admission = core.admission
+    made = Overviews(redis, core.gateway_id, core.catalog, fleet, states, desired, circuits, lambda: admission.redis_up)
+    feed = Feed(made.look, SlotQueries(core.queries), lambda model: len(fleet.snapshot.of(model)))
+    return OverviewRoutes(made.look, feed, states, core.is_leaving, settings.ping_interval_s)
 
 
 def _default_memory(settings: GatewaySettings) -> int:

@@ -192,6 +192,8 @@ DECLARED = (
     RouteRow("POST", "/v1/unload_lora_adapter", ADMIN, "unload_adapter", "takes it away"),
     RouteRow("GET", "/admin/explain", ADMIN, "explain", "how a call of a model would be placed now"),
     RouteRow("POST", "/admin/explain", ADMIN, "explain", "the same for a chat request, which is not sent"),
+    RouteRow("GET", "/admin/fleet", ADMIN, "overview", "gateways, models, workers and, if asked for, slots"),
+    RouteRow("GET", "/admin/events", ADMIN, "overview_events", "the same as a stream of what changes"),
     RouteRow("GET", "/admin/catalog", ADMIN, "catalog", "the catalog in use, and what is wrong with its file"),
     RouteRow("POST", "/admin/catalog/reload", ADMIN, "reload_catalog", "has this gateway read its catalog's file now"),
     RouteRow("GET", "/admin/docs", OPEN, "accounts", "a page that describes `/admin/...`"),
