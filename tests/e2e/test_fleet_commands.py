@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.client import Client
 from tests.support.fake_supervisor import FakeSupervisor
 from tests.support.program import Program
-from tests.support.stack import Stack
+from tests.support.stack import DEMO_MODEL, Stack
 from workers.protocol.exits import Exit
 from workers.protocol.residency import ModelState
 
@@ -38,7 +39,7 @@ def stack() -> Iterator[Stack]:
     with Stack() as running:
         catalog = running.folder / "catalog.yaml"
         catalog.write_text(CATALOG)
-        running.fake_worker("small", "--step-ms", "20", "--tokens", "2000", worker_id="small-w", slots=2)
+        running.worker(DEMO_MODEL, "small", worker_id="small-w", slots=2)
         running.gateway(catalog=catalog)
         states = {"large": ModelState(status="unloaded", why=WHY, is_hopeless=True)}
         with FakeSupervisor(running.redis.url, states):
@@ -58,10 +59,18 @@ def environment(stack: Stack) -> dict[str, str]:
 @pytest.fixture
 def caller(stack: Stack) -> Iterator[None]:
     """A call that runs while the test looks."""
-    command = [sys.executable, "-m", "gateway.cli", "run", "small", "Tell me a story.", "--max-tokens", "2000"]
-    process = stack.spawn("caller", command, environment(stack))
+    over = threading.Event()
+
+    def call() -> None:
+        with Client(stack.gateways[0].url, stack.key) as client:
+            while not over.is_set():
+                client.chat.completions.create("Once", model="small", max_tokens=300, ignore_eos=True)
+
+    thread = threading.Thread(target=call)
+    thread.start()
     yield
-    process.kill()
+    over.set()
+    thread.join()
 
 
 def until(paddock: Program, line: str, part: str) -> str:
@@ -158,7 +167,8 @@ def test_logs_are_merged_by_time(logs: Path, paddock: Program, monkeypatch: pyte
     monkeypatch.setenv("PADDOCK_STATE_DIR", str(logs.parent))
     written(logs / "gateway.log", 1, "first")
     written(logs / "worker-0.log", 2, "second \x1b[31m", "ERROR")
-    (logs / "worker-0.log").open("a").write("a line of llama.cpp\n")
+    with (logs / "worker-0.log").open("a") as opened:
+        opened.write("a line of llama.cpp\n")
     written(logs / "gateway.log", 3, "third")
     assert paddock.ok("logs").out.splitlines() == [
         "2026-01-01 10:00:01 gateway | INFO first",

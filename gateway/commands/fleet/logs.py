@@ -15,6 +15,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from heapq import merge
 from pathlib import Path
@@ -94,11 +95,12 @@ def _files(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _print(files: Sequence[Path], options: Namespace) -> None:
-    tails = [Tail(file) for file in files]
-    _write(merge(*(list(tail.last(options.lines)) for tail in tails), key=lambda line: line.time), options)
-    while options.follow:
-        time.sleep(LOOK_S)
-        _write(merge(*(list(tail.more()) for tail in tails), key=lambda line: line.time), options)
+    with ExitStack() as opened:
+        tails = [opened.enter_context(closing(Tail(file))) for file in files]
+        _write(merge(*(list(tail.last(options.lines)) for tail in tails), key=lambda line: line.time), options)
+        while options.follow:
+            time.sleep(LOOK_S)
+            _write(merge(*(list(tail.more()) for tail in tails), key=lambda line: line.time), options)
 
 
 def _write(lines: Iterable[Line], options: Namespace) -> None:
@@ -132,8 +134,13 @@ class Tail:
         """Yield the lines that have been written since. Raises OSError."""
         yield from self._whole_lines()
         if self._is_replaced():
+            self.close()
             self._file, self._rest = self.path.open(encoding="utf-8", errors="replace"), ""
             yield from self._whole_lines()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
     def _whole_lines(self) -> Iterator[Line]:
         if self._file is None:

@@ -12,16 +12,17 @@ import pytest
 
 from gateway.api.http.listeners import MOST_PER_KEY
 from tests.support.caller import calling, seen
-from tests.support.stack import Stack
+from tests.support.stack import DEMO_MODEL, Stack
 
 MODEL = "small"
-TOLD_S = 5.0
+TOLD_S = 10.0
+LONG = {"max_tokens": 900, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     with Stack() as running:
-        running.fake_worker(MODEL, "--step-ms", "20", "--tokens", "500", worker_id="w0", slots=2)
+        running.worker(DEMO_MODEL, MODEL, worker_id="w0", slots=2)
         running.gateway()
         running.gateway()
         yield running
@@ -49,7 +50,7 @@ async def test_the_overview_tells_of_all_gateways_calls(stack: Stack) -> None:
     first, second = (gateway.url for gateway in stack.gateways)
     async with calling(first, stack.key, MODEL) as caller, calling(second, stack.key, MODEL) as other:
         await seen(caller, 1)
-        async with caller.stream() as one, other.stream() as two:
+        async with caller.stream(**LONG) as one, other.stream(**LONG) as two:
             await one.until_text()
             await two.until_text()
             async with asyncio.timeout(TOLD_S):
@@ -74,7 +75,7 @@ async def test_events_tell_what_changes(stack: Stack) -> None:
         told = events(response)
         overview = await until_event(told, "overview", MODEL)
         assert overview["workers"]["w0"]["slots"] == 2
-        async with caller.stream() as stream:
+        async with caller.stream(**LONG) as stream:
             await stream.until_text()
             changes = await until_event(told, "changes", '"slots_busy": 1')
             assert changes["workers"].keys() == {"w0"}
