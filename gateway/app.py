@@ -67,6 +67,8 @@ from gateway.api.resumable import Resumable
 from gateway.api.routes import Routes, answer_models
 from gateway.api.shapes import INPUT_TOKENS
 from gateway.catalog.live import LiveCatalog
+from gateway.console.files import ConsoleFiles, lead_to_console, refuse_console
+from gateway.console.session import ConsoleSession
 from gateway.dispatch.call_resolver import CallResolver
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import Dispatcher
@@ -452,6 +454,7 @@ def _handlers(
         "drain": DrainRoute(core.in_flight, resolver, pipeline, core.sockets).answer,
         "catalog": routes_of_catalog.show,
         "reload_catalog": routes_of_catalog.reload,
+        **_console(settings, access),
         "overview": overview.show,
         "overview_events": overview.stream,
         "explain": ExplainRoute(
@@ -463,6 +466,23 @@ def _handlers(
             calls, reader, fleet, core.desired_adapters, desired_models, states, chat, enabled, storage_of
         ),
         **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),
+    }
+
+
+def _console(settings: GatewaySettings, access: AccessControl) -> Mapping[str, Handler]:
+    """Return the handlers of the console's routes. Raises OSError."""
+    if not settings.console:
+        return dict.fromkeys(("front", "console", "console_session", "sign_in", "sign_out"), refuse_console)
+    files = ConsoleFiles()
+    links = {name: url for name, url in (("Grafana", settings.grafana_url), ("Runbook", settings.runbook_url)) if url}
+    has_sign_on = bool(settings.accounts_url and read_sign_on(settings.oidc).providers)
+    session = ConsoleSession(access, has_accounts=bool(settings.accounts_url), has_sign_on=has_sign_on, links=links)
+    return {
+        "front": lead_to_console,
+        "console": files.show,
+        "console_session": session.show,
+        "sign_in": session.begin,
+        "sign_out": session.end,
     }
 
 

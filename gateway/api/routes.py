@@ -215,6 +215,12 @@ DECLARED = (
         RouteRow(method, "/auth/{path:path}", OPEN, "accounts", "single sign-on of people")
         for method in ("GET", "POST")
     ),
+    RouteRow("GET", "/", OPEN, "front", "leads to the console"),
+    RouteRow("GET", "/ui", OPEN, "console", "the console, a page for browsers", aliases=("/ui/",)),
+    RouteRow("GET", "/ui/session", OPEN, "console_session", "who is signed in to it"),
+    RouteRow("POST", "/ui/session", OPEN, "sign_in", "signs in by an API key, which is kept in a cookie"),
+    RouteRow("DELETE", "/ui/session", OPEN, "sign_out", "has the browser forget it"),
+    RouteRow("GET", "/ui/{file}", OPEN, "console", "the console's files"),
     RouteRow("GET", "/health", OPEN, "health", "the process is up", aliases=("/v1/health", "/healthz")),
     RouteRow("GET", "/version", OPEN, "version", "which Paddock this is"),
     RouteRow("GET", "/ready", OPEN, "ready", "calls would be answered"),

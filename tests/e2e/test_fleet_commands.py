@@ -64,7 +64,9 @@ def caller(stack: Stack) -> Iterator[None]:
     def call() -> None:
         with Client(stack.gateways[0].url, stack.key) as client:
             while not over.is_set():
-                client.chat.completions.create("Once", model="small", max_tokens=300, ignore_eos=True)
+                client.chat.completions.create(
+                    [{"role": "user", "content": "Once"}], model="small", max_tokens=300, ignore_eos=True
+                )
 
     thread = threading.Thread(target=call)
     thread.start()
