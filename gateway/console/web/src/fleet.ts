@@ -40,6 +40,7 @@ export class FleetFeed {
   private timer = 0;
   private listeners = new Set<Listener>();
   private models: string[] = [];
+  private isTelling = false;
 
   listen(listener: Listener): () => void {
     this.listeners.add(listener);
@@ -134,9 +135,15 @@ export class FleetFeed {
     while (history[0] && overview.at - history[0].at > HISTORY_S) history.shift();
   }
 
+  /** Tell listeners once per frame at most: a large fleet's events come in bursts. */
   private tell(): void {
-    this.state = { ...this.state };
-    for (const listener of this.listeners) listener(this.state);
+    if (this.isTelling) return;
+    this.isTelling = true;
+    requestAnimationFrame(() => {
+      this.isTelling = false;
+      this.state = { ...this.state };
+      for (const listener of this.listeners) listener(this.state);
+    });
   }
 }
 
