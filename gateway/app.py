@@ -53,6 +53,7 @@ from gateway.api.openai.transcription import TranscriptionDialect
 from gateway.api.openai.writing import unserved_handlers
 from gateway.api.operations.accounts import AccountsRoute
 from gateway.api.operations.catalog import CatalogRoutes
+from gateway.api.operations.document import document_handlers
 from gateway.api.operations.drain import DrainRoute, InFlightRequests, drain_route_token
 from gateway.api.operations.explain import ExplainRoute
 from gateway.api.operations.health import Ready, health, version
@@ -455,6 +456,7 @@ def _handlers(
         "catalog": routes_of_catalog.show,
         "reload_catalog": routes_of_catalog.reload,
         **_console(settings, access),
+        **document_handlers(),
         "overview": overview.show,
         "overview_events": overview.stream,
         "explain": ExplainRoute(

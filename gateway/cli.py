@@ -33,7 +33,6 @@ CHAT = "talks to a model in this terminal, or answers what comes in on a pipe"
 COMPLETION = "prints what makes a shell complete these commands: completion bash|zsh|fish"
 REDIS = "users for a Redis of your own, each with no more rights than it needs: redis acl"
 IMPORT = "makes a catalog of a configuration file of llama-swap or LiteLLM"
-LOGS = "prints what the processes on this machine have written: logs -f worker-0"
 PULL = "fetches models, as `paddock models pull` does"
 RUN = "talks to a model, which is loaded for it: run MODEL [PROMPT]"
 CONFIG = "shows the settings and where each comes from: config show|schema|docs|compatibility|metrics"
@@ -102,7 +101,7 @@ def _main() -> int:
         return int(import_module("gateway.bench.command").main(args, known))
     if name == "logs":
         known = import_module("gateway.settings").known_settings()
-        return int(import_module("gateway.commands.fleet.logs").main(args, known))
+        return int(import_module(workers_cli.LOGS_MODULE).main(args, known))
     if name == "run":
         known = import_module("gateway.settings").known_settings()
         return int(import_module("gateway.commands.chat").run(args, known))
@@ -127,7 +126,7 @@ def rows() -> list[tuple[str, str]]:
         ("config", CONFIG),
         ("drain", workers_cli.DRAIN),
         ("import", IMPORT),
-        ("logs", LOGS),
+        ("logs", workers_cli.LOGS),
         ("models", workers_cli.MODELS),
         ("pull", PULL),
         ("redis", REDIS),

@@ -215,6 +215,8 @@ DECLARED = (
         RouteRow(method, "/auth/{path:path}", OPEN, "accounts", "single sign-on of people")
         for method in ("GET", "POST")
     ),
+    RouteRow("GET", "/openapi.json", OPEN, "document", "all routes and their bodies, as an OpenAPI document"),
+    RouteRow("GET", "/docs", OPEN, "document_page", "the same as a page"),
     RouteRow("GET", "/", OPEN, "front", "leads to the console"),
     RouteRow("GET", "/ui", OPEN, "console", "the console, a page for browsers", aliases=("/ui/",)),
     RouteRow("GET", "/ui/session", OPEN, "console_session", "who is signed in to it"),

@@ -22,10 +22,9 @@ from accounts.settings import AccountsSettings
 from gateway.bench import options as bench
 from gateway.commands import chat
 from gateway.commands.accounts import command as admin
-from gateway.commands.fleet import logs
 from gateway.commands.imports import command as imports
 from gateway.settings import GatewaySettings, UpSettings
-from workers.commands import cache, command, drain
+from workers.commands import cache, command, drain, logs
 from workers.commands.models import command as models
 from workers.commands.models.parser import make_parser
 from workers.settings import CacheSettings, SupervisorSettings, WorkerSettings

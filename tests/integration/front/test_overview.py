@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -16,7 +16,7 @@ from tests.support.stack import DEMO_MODEL, Stack
 
 MODEL = "small"
 TOLD_S = 10.0
-LONG = {"max_tokens": 900, "ignore_eos": True}
+LONG: Mapping[str, Any] = {"max_tokens": 900, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")

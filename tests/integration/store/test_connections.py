@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -103,7 +104,7 @@ def test_a_connection_that_closes_as_it_is_written_to_counts_as_redis_away(serve
 
     async def look() -> None:
         async with connect(server.url, timeout_s=TIMEOUT_S, retries=0) as link:
-            connection = await link.connection_pool.get_connection()
+            connection: Any = await link.connection_pool.get_connection()  # type: ignore[no-untyped-call]
             connection._writer.transport.abort()
             with pytest.raises(redis.exceptions.ConnectionError, match="was closed as it was written to"):
                 await connection.send_command("PING")

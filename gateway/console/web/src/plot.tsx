@@ -1,6 +1,7 @@
 // A plot over time. uPlot draws it on a canvas; the figures beside it are for those who do not see it.
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
+import { text } from "./strings";
 
 export interface Series {
   label: string;
@@ -18,8 +19,10 @@ export function Plot(props: { label: string; times: number[]; series: Series[] }
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const names = props.series.map((series) => series.label).join();
+  const isEmpty = props.times.length < 2;
   useEffect(() => {
     const parent = place.current!;
+    if (isEmpty) return;
     const style = getComputedStyle(document.documentElement);
     const ink = style.getPropertyValue("--quiet");
     const axis = { stroke: ink, grid: { stroke: style.getPropertyValue("--line"), width: 1 }, ticks: { show: false } };
@@ -52,7 +55,7 @@ export function Plot(props: { label: string; times: number[]; series: Series[] }
       resized.disconnect();
       plot.current?.destroy();
     };
-  }, [names]);
+  }, [names, isEmpty]);
   useEffect(() => {
     plot.current?.setData([props.times, ...props.series.map((series) => series.values)] as uPlot.AlignedData);
   });
@@ -68,7 +71,9 @@ export function Plot(props: { label: string; times: number[]; series: Series[] }
               </span>
             ))}
       </figcaption>
-      <div ref={place} role="img" aria-label={`${props.label}: ${latest}`} />
+      <div ref={place} class="plot" role="img" aria-label={`${props.label}: ${isEmpty ? text.plot.collecting : latest}`}>
+        {isEmpty && <p class="quiet">{text.plot.collecting}</p>}
+      </div>
     </figure>
   );
 }

@@ -31,6 +31,7 @@ export const text = {
   cancel: "Cancel",
   none: "None.",
   more: (count: number) => `Show ${count} more`,
+  plot: { collecting: "Figures are being collected …" },
   live: {
     live: "Live",
     paused: "Paused",
