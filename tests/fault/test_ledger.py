@@ -30,7 +30,7 @@ STEP_MS, FEWEST, MOST = 10, 1, 40
 PAUSES_S = (0.05, 0.6)
 """Shortest and longest time between two blows."""
 MOST_UNSENT = 1
-"""Tokens that a gateway counts before it hands them to the kernel: killed in between, it has counted what never left it."""
+"""Tokens that a gateway counts before it hands them to the kernel: killed in between, it counted what never left it."""
 SETTLE_S = 60.0
 
 
