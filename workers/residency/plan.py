@@ -37,6 +37,8 @@ class Start:
     machine: str
     shares: tuple[Share, ...]
     why: str
+    replaces: str = ""
+    """Id of the stale worker whose place it takes: that one leaves once this one is ready. Empty: it takes nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Give a worker no new calls, so that it becomes free for another model."""
+    """Give a worker no new calls, so that it becomes free for another model, or for its successor of the same model."""
 
     worker: str
     model: str
