@@ -33,13 +33,15 @@ def dismiss(scene: Scene, worker: Worker, why: str, wanted_by: str = "") -> None
 
 
 def retire(scene: Scene, worker: Worker, why: str) -> None:
-    """Give a worker no more calls, and stop it once it has none. Its calls are not cut off, however long they take."""
-    if not worker.is_busy:
-        dismiss(scene, worker, why)
-        return
+    """Give a worker no more calls, and stop it once it has none. Its calls are not cut off, however long they take, nor
+    one that was about to be given to it."""
     if worker.status == "ready":
         scene.actions.append(Reserve(worker.id, worker.model, worker.model, why))
-    scene.leave(worker)
+        scene.leave(worker)
+    elif worker.is_busy:
+        scene.leave(worker)
+    else:
+        dismiss(scene, worker, why)
 
 
 def _unwanted(scene: Scene, worker: Worker) -> str:

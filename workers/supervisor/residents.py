@@ -8,6 +8,7 @@ when calls came.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,7 +36,7 @@ from workers.residency.picture import (
     Status,
     Worker,
 )
-from workers.residency.plan import HOPELESS, Drain, Plan, Reserve, Start, Stop
+from workers.residency.plan import HOPELESS, Drain, Plan, Release, Reserve, Start, Stop
 from workers.residency.policy import Group
 from workers.settings import SupervisorSettings
 from workers.supervisor.fleet import Fleet, Look
@@ -50,6 +51,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """Seconds after which a model that failed to load is tried again; each further time it is twice as long."""
 LOAD_TIMEOUT_S = 1800.0
 """Seconds after which a worker that does not register counts as hung."""
+SETTLE_S = 0.5
+"""Seconds for which a reserved worker may still get a call whose slot was given to it before."""
+TOLD_AGAIN_S = 1.0
+"""Seconds after which a worker is told again whether it is reserved, if its heartbeats do not say so yet."""
 RESERVE_SHARE = 0.02
 """Share of a device that is left to others."""
 
@@ -64,6 +69,14 @@ class _Resident:
     status: Status = "loading"
     last_used: float = NEVER
     num_running: int = 0
+    replaces: str = ""
+    """Name of the worker with outdated settings whose place it takes."""
+    is_told_reserved: bool = False
+    """Whether its heartbeat says that it gets no new calls."""
+    told_at: float = NEVER
+    """When it was last told whether it is reserved."""
+    settles_at: float = NEVER
+    """Until when a call may be on its way to it: gateways hear late that it is reserved."""
 
 
 @dataclass(slots=True)
@@ -124,7 +137,8 @@ class Residents:
         return sorted(self._models, key=lambda name: not self._models[name].policy.min)
 
     def serve(self, models: Sequence[ModelSpec], rules: Rules) -> None:
-        """Serve these models from now on. Workers of models that are gone, or have changed, drain."""
+        """Serve these models from now on. Workers of models that are gone drain; those of models that have changed are
+        replaced."""
         self._models, self._rules = {model.name: model for model in models}, rules
         self._needs.models_max = rules.models_max
         self._needs.serve(models)
@@ -138,6 +152,8 @@ class Residents:
         now = time.time()
         if resident.status == "ready":
             resident.status, resident.since = "loading", now
+        elif resident.status == "reserved":
+            resident.status = "draining"  # it has no calls any more, and was to leave without them
         else:
             self._fail(resident, why, now)
         self._changed.set()
@@ -195,17 +211,28 @@ class Residents:
                 self._note_loaded(resident.worker.model.name)
             if beat is not None:
                 resident.num_running = beat.load.slots_busy + beat.load.waiting
+                if beat.reserved and not resident.is_told_reserved:
+                    resident.settles_at = now + SETTLE_S
+                resident.is_told_reserved = beat.reserved
             model = resident.worker.model.name
             told = self._demand.get(model, ModelDemand())
             if self._num_residents(model) == 1:  # a heartbeat may not have a call yet that its gateway has placed
                 resident.num_running = max(resident.num_running, told.num_running)
-            resident.last_used = max(resident.last_used, told.used_at, now if resident.num_running else NEVER)
+            if resident is self._last_used(model):
+                resident.last_used = max(resident.last_used, told.used_at)
+            resident.last_used = max(resident.last_used, now if resident.num_running else NEVER)
             if resident.status == "loading" and now - resident.since > LOAD_TIMEOUT_S:
                 self._fail(resident, f"it did not register within {LOAD_TIMEOUT_S:g} s", now)
 
     def _num_residents(self, model: str) -> int:
         residents = self._residents.values()
         return sum(each.worker.model.name == model and each.status != "draining" for each in residents)
+
+    def _last_used(self, model: str) -> _Resident:
+        """Return the worker of a model that a call was given last, as far as heartbeats tell."""
+        residents = self._residents.values()
+        own = [each for each in residents if each.worker.model.name == model and each.status != "draining"]
+        return max(own, key=lambda each: (each.num_running, each.last_used, each.since))
 
     def _note_loaded(self, model: str) -> None:
         past = self._past_of(model)
@@ -229,58 +256,74 @@ class Residents:
             match action:
                 case Start():
                     self._start(action, supervisor, now)
-                case Stop() | Drain() | Reserve():
+                case Stop() | Drain():
                     self._dismiss(action.worker, action.why, now)
-        for resident in self._residents.values():
-            # Of a model that has left the catalog, or that has other settings now.
-            prediction = self._needs.found.get(resident.worker.model.name)
-            spec = self._models.get(resident.worker.model.name)
-            is_current = spec is not None and is_served_alike(spec, resident.worker.wanted)
-            if resident.status != "draining" and not (is_current and prediction is not None):
-                self._dismiss(resident.worker.name, "the catalog has changed", now)
+                case Reserve() | Release():
+                    self._reserve(action, now)
+        self._tell_reserved(supervisor, now)
         wanted = tuple(each.worker for each in self._residents.values() if each.status != "draining")
         if {worker.name for worker in wanted} != {worker.name for worker in supervisor.wanted}:
             supervisor.want(wanted)
 
     def _start(self, start: Start, supervisor: Supervisor, now: float) -> None:
+        prediction = self._needs.found.get(start.model)
+        if prediction is None:  # its settings have just changed, and what it takes is not known yet
+            return
         taken = {*supervisor.pids, *self._residents}
         number = next(number for number in count() if f"worker-{number}" not in taken)
-        prediction = self._needs.found[start.model]
         gpus = [share.device for share in start.shares if share.device != CPU]
         worker = PlannedWorker(
             name=f"worker-{number}",
             worker_id=f"{self._site.host}-{number}",
             model=prediction.spec,
-            wanted=self._models[start.model],
+            wanted=prediction.wanted,
             device=",".join(gpus) or None,
             neighbours=1,
         )
-        self._residents[worker.name] = _Resident(worker, start.shares, now)
+        self._residents[worker.name] = _Resident(worker, start.shares, now, replaces=start.replaces)
         self._console.say(f"paddock: {start.model} is loaded: {start.why}")
 
     def _dismiss(self, name: str, why: str, now: float) -> None:
         resident = self._residents[name]
         model = resident.worker.model.name
         resident.status = "draining"
-        self._past_of(model).left_at = now
-        self._console.say(f"paddock: {model} leaves: {why}")
+        if not self._num_residents(model):
+            self._past_of(model).left_at = now
+        self._console.say(f"paddock: {name} of {model} leaves: {why}")
+
+    def _reserve(self, action: Reserve | Release, now: float) -> None:
+        resident = self._residents[action.worker]
+        is_reserved = isinstance(action, Reserve)
+        resident.status, resident.told_at = "reserved" if is_reserved else "ready", NEVER
+        resident.settles_at = math.inf if is_reserved and not resident.is_told_reserved else now + SETTLE_S
+        calls = "no more calls" if is_reserved else "calls again"
+        self._console.say(f"paddock: {action.worker} of {action.model} gets {calls}: {action.why}")
+
+    def _tell_reserved(self, supervisor: Supervisor, now: float) -> None:
+        """Tell workers whether they are reserved, until their heartbeats say so."""
+        for name, resident in self._residents.items():
+            is_due = (
+                resident.is_told_reserved != (resident.status == "reserved") and now - resident.told_at > TOLD_AGAIN_S
+            )
+            if resident.status in ("ready", "reserved") and is_due:
+                resident.told_at = now
+                supervisor.reserve(name, resident.status == "reserved")
 
     def _picture(self, now: float) -> Picture:
         states = [state for provider in self._providers for state in provider.devices()]
         loadable = [name for name in self._models if name in self._needs.found]
+        outdated = [name for name in self._models if name in self._needs.outdated]
         return Picture(
             machines=(Machine(self._site.host, tuple(self._device(state) for state in states)),),
-            models=tuple(self._model(name) for name in loadable),
-            workers=tuple(
-                self._worker(each) for each in self._residents.values() if each.worker.model.name in loadable
-            ),
+            models=tuple(self._model(name) for name in (*loadable, *outdated)),
+            workers=tuple(self._worker(each, now) for each in self._residents.values()),
             demand=tuple(each for each in self._demands() if each.model in loadable),
             failures=tuple(
                 past.failure
                 for past in self._past.values()
                 if past.failure is not None and past.failure.not_before > now
             ),
-            unloaded=frozenset(self._unloaded & {*loadable}),
+            unloaded=frozenset(self._unloaded & {*loadable, *outdated}),
             groups=self._rules.groups,
             models_max=self._rules.models_max,
         )
@@ -292,10 +335,10 @@ class Residents:
 
     def _model(self, name: str) -> Model:
         past = self._past_of(name)
-        need = self._needs.found[name].need
+        need = (self._needs.found.get(name) or self._needs.outdated[name]).need
         return Model(name, self._models[name].policy, need, was_loaded=past.was_loaded, left_at=past.left_at)
 
-    def _worker(self, resident: _Resident) -> Worker:
+    def _worker(self, resident: _Resident, now: float) -> Worker:
         return Worker(
             resident.worker.name,
             resident.worker.model.name,
@@ -305,8 +348,17 @@ class Residents:
             resident.since,
             resident.last_used,
             resident.num_running,
+            num_granted=int(resident.status == "reserved" and now < resident.settles_at),
             num_taken=int(resident.last_used > resident.since),
+            is_stale=self._is_stale(resident),
+            replaces=resident.replaces,
         )
+
+    def _is_stale(self, resident: _Resident) -> bool:
+        """Return whether a worker has other settings than its model. One whose model's new settings can't be loaded, or
+        are not known to be loadable yet, is as good as any."""
+        prediction = self._needs.found.get(resident.worker.model.name)
+        return prediction is not None and not is_served_alike(prediction.wanted, resident.worker.wanted)
 
     def _shares(self, resident: _Resident) -> tuple[Share, ...]:
         """Return the worker's shares; while it loads, with what main memory has given it so far."""
@@ -327,7 +379,7 @@ class Residents:
 
     def _answered(self) -> list[str]:
         """Return the models that an admin asked for and that are loaded."""
-        loaded = {each.worker.model.name for each in self._residents.values() if each.status == "ready"}
+        loaded = {each.worker.model.name for each in self._residents.values() if each.status in ("ready", "reserved")}
         return sorted(loaded & self._asked.keys())
 
     def _states(self, now: float) -> dict[str, ModelState]:
@@ -340,7 +392,7 @@ class Residents:
             past = self._past.get(model)
             failure = past.failure if past is not None and past.failure and past.failure.not_before > now else None
             status: ModelStatus = "unloaded"
-            if "ready" in statuses.get(model, ()):
+            if statuses.get(model, set()) & {"ready", "reserved"}:
                 status = "loaded"
             elif "loading" in statuses.get(model, ()):
                 status = "loading"

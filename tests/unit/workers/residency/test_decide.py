@@ -263,7 +263,7 @@ TABLE: dict[str, tuple[Picture, list[str]]] = {
     ),
     "the stale one leaves when its successor is there": (
         picture([A], [worker("a1", stale=True), worker("a2", age_s=0, replaces="a1")]),
-        ["stop a1"],
+        ["reserve a1 for a"],
     ),
     "its calls end first": (
         picture([A], [worker("a1", stale=True, calls=1), worker("a2", age_s=0, replaces="a1")]),
@@ -292,13 +292,17 @@ TABLE: dict[str, tuple[Picture, list[str]]] = {
         ),
         ["start a m/gpu0 for a2"],
     ),
-    "without room an idle stale one leaves first": (
+    "without room the stale one leaves first": (
         picture([model("a", 20)], [worker("a1", 20, stale=True)]),
-        ["stop a1"],
+        ["reserve a1 for a"],
     ),
     "without room a busy one takes no more calls": (
         picture([model("a", 20)], [worker("a1", 20, stale=True, calls=1)]),
         ["reserve a1 for a"],
+    ),
+    "and stops when nothing is on its way to it any more": (
+        picture([model("a", 20)], [worker("a1", 20, stale=True, status="reserved")]),
+        ["stop a1"],
     ),
     "calls wait for its successor": (
         picture([model("a", 20)], [worker("a1", 20, stale=True, calls=1, status="reserved")], [waits("a", 9)]),
@@ -326,7 +330,7 @@ TABLE: dict[str, tuple[Picture, list[str]]] = {
     ),
     "a successor that is outdated itself takes the place all the same": (
         picture([model("a", 4)], [worker("a1", 4, stale=True), worker("a2", 4, stale=True, replaces="a1")]),
-        ["stop a1", "start a m/gpu0 for a2"],
+        ["reserve a1 for a", "start a m/gpu0 for a2"],
     ),
     "settings that can't be loaded replace nobody": (
         picture([A], [worker("a1", stale=True)], failures=(failed("a"),)),
