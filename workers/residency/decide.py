@@ -16,7 +16,7 @@ from workers.residency.picture import CPU, Machine, Need, Picture, Share, Worker
 from workers.residency.plan import Plan, Reserve, Start, Wait
 from workers.residency.rules import broken_rules, clear_rules
 from workers.residency.scene import Scene, gib, names, seconds
-from workers.residency.wishes import Wish, find_wishes
+from workers.residency.wishes import Wish, count_wanted, find_wishes
 
 MAX_ROOMS, MAX_LOOKS = 4, 8
 """For how many models one plan makes room, and on how many machines it looks for one at least, those first where it may
@@ -44,12 +44,14 @@ def decide(picture: Picture, now: float) -> Plan:
     scene = Scene(picture, now)
     leave_by_rule(scene)
     evictions = Evictions(scene)
-    for wish in find_wishes(scene):
+    wishes = find_wishes(scene)
+    wanted = count_wanted(scene, wishes)
+    for wish in wishes:
         _grant(scene, evictions, wish)
     for model in scene.of_model:
         for worker in scene.reserved(model):
             scene.release(worker)
-    return scene.plan()
+    return scene.plan(wanted)
 
 
 def _grant(scene: Scene, evictions: Evictions, wish: Wish) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 
 from workers.residency.ledger import Ledger
 from workers.residency.picture import Demand, Failure, Machine, Model, Picture, Worker
@@ -121,7 +121,10 @@ class Scene:
     def has_waited_long(self, model: str) -> bool:
         """Return whether a call has waited for a model for `patience_s`."""
         demand = self.demand.get(model)
-        return demand is not None and self.now - demand.oldest_since >= self.bounds.patience_s
+        if demand is None:
+            return False
+        self.look_at(demand.oldest_since + self.bounds.patience_s)
+        return self.now - demand.oldest_since >= self.bounds.patience_s
 
     def failures_of(self, model: str) -> Iterable[Failure]:
         """Return the failures that keep a model from being loaded now."""
@@ -187,8 +190,8 @@ class Scene:
         if self.now < moment < math.inf:
             self.moments.append(moment)
 
-    def plan(self) -> Plan:
-        return Plan(tuple(self.actions), min(self.moments, default=None))
+    def plan(self, wanted: Mapping[str, int]) -> Plan:
+        return Plan(tuple(self.actions), min(self.moments, default=None), wanted)
 
 
 def seconds(duration: float) -> str:

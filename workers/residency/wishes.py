@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,6 +69,18 @@ def find_wishes(scene: Scene) -> list[Wish]:
             known = by_unit.get(unit)
             by_unit[unit] = wishes if known is None else min(known, wishes, key=lambda each: each[0].rank)
     return sorted((wish for wishes in by_unit.values() for wish in wishes), key=lambda wish: wish.rank)
+
+
+def count_wanted(scene: Scene, wishes: Sequence[Wish]) -> dict[str, int]:
+    """Return model -> the workers that it should have (`Plan.wanted`). Call it before any wish is granted."""
+    wanted = {model: scene.count_usable(model) for model in scene.models}
+    for wish in wishes:
+        if wish.cause == "replacement" or (wish.cause in ("call", "preload") and wanted[wish.model]):
+            continue  # What `min` keeps serves calls as well.
+        wanted[wish.model] += 1
+        for companion in wish.models[1:]:
+            wanted[companion] = wanted[companion] or 1
+    return wanted
 
 
 def _kept(scene: Scene, model: Model) -> Iterator[Wish]:

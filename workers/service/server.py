@@ -119,7 +119,10 @@ class Served:
     announced: Callable[[Heartbeat], Heartbeat]
     """Adds to a heartbeat what only this kind of worker reports."""
     retire: Callable[[], None]
-    """Begins to write the cache to disk for other workers. Called when the worker starts to drain; calls go on."""
+    """Begins to write the cache to disk for other workers. Called when the worker is reserved and when it starts to
+    drain; calls go on."""
+    stay: Callable[[], None]
+    """Undoes `retire`. Called when the worker is released."""
 
 
 def metrics_of(
@@ -255,6 +258,7 @@ class WorkerServer:
         """Have gateways send no new calls, or send calls again."""
         if self._life.reserve(reserved):
             self._registration.hurry()
+            (self._served.retire if reserved else self._served.stay)()
             logger.info("reserved: no new calls" if reserved else "released: new calls are taken")
 
     async def _drain(self) -> Exit:

@@ -175,8 +175,11 @@ class Residents:
                 if look is not None and marked_at:
                     self._update(look, supervisor, now)
                     self._act(supervisor, now)
-                    new = MachineModels(at=now, models=self._states(now))
-                    if new.models != states.models or now - told_at >= residency.TOLD_EVERY_S:
+                    new = MachineModels(at=now, models=self._states(now), wanted=dict(self._plan.wanted))
+                    if (new.models, new.wanted) != (
+                        states.models,
+                        states.wanted,
+                    ) or now - told_at >= residency.TOLD_EVERY_S:
                         await fleet.tell(self._site.host, new, self._answered())
                         told_at, states = now, new
                 with suppress(TimeoutError):

@@ -199,11 +199,14 @@ async def test_a_machine_that_tells_no_more_counts_no_more(
         await client.hset(keys.RESIDENCY, "host1", encode(old))
         await states.refresh()
         assert states.of("m") is None, "it may have been there for long"
-        late = MachineModels(at=old.at + 0.5, models={"m": LOADED})
-        await client.hset(keys.RESIDENCY, "host1", encode(late))
+        late = MachineModels(at=old.at + 0.5, models={"m": LOADED}, wanted={"m": 2})
+        other = MachineModels(at=time.time(), models={}, wanted={"m": 1, "n": 0})
+        await client.hset(keys.RESIDENCY, mapping={"host1": encode(late), "host2": encode(other)})
         await states.refresh()
         assert states.of("m") == LOADED, "its clock is behind, but it lives"
+        assert states.wanted() == {"m": 3, "n": 0}
         now = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: now + LIFE_S + 0.1)
         await states.refresh()
         assert states.of("m") is None
+        assert not states.wanted()
