@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import redis.asyncio
 
@@ -101,6 +102,29 @@ async def test_a_call_whose_model_loses_its_worker_is_told_at_once_and_goes_on_w
     assert not waiting.task.done()
     await beat(client, heartbeat("w2", slots=1))
     await until(lambda: waiting.served, 2.0, "the next worker serves it")
+    await waiting.go()
+
+
+async def test_a_reserved_worker_gets_no_call_until_it_is_released(
+    client: redis.asyncio.Redis, start: Start, supervisor: FakeSupervisor
+) -> None:
+    """The one that runs there goes on, and one that comes keeps its place in line."""
+    record = heartbeat("w1", slots=2)
+    reserved = msgspec.structs.replace(record, draining=True, reserved=True)
+    await beat(client, record)
+    one = await start("g1")
+    running = Guest(one)
+    await until(lambda: running.served, 1.0, "the first call served")
+    await beat(client, reserved)
+    await until(lambda: one.fleet.snapshot.of("m")[0].reserved, 2.0, "the gateway knows")
+    waiting = Guest(one, call(patience_s=30.0))
+    await until(lambda: supervisor.num_waiting("m") == 1, 2.0, "supervisors are told of it")
+    await asyncio.sleep(0.5)
+    assert not waiting.served
+    assert not running.task.done()
+    await beat(client, record)
+    await until(lambda: waiting.served, 2.0, "the released worker serves it")
+    await running.go()
     await waiting.go()
 
 

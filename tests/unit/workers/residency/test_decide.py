@@ -534,15 +534,15 @@ def test_what_is_told_is_for_people(name: str) -> None:
 
 def test_how_many_workers_are_wanted() -> None:
     """Also where there is no memory for them; a worker and its successor are one."""
-    long = {"calls": 9, "predicted_wait_s": 20.0}
+    long = waits("a", 9, 9, predicted_wait_s=20.0)
     cases: list[tuple[Picture, dict[str, int]]] = [
         (picture([A, B]), {"a": 0, "b": 0}),
-        (picture([A, B], [worker("a1", 20)], [waits("b")]), {"a": 0, "b": 1}),
+        (picture([A, B], [worker("a1", 20)], [waits("b")]), {"a": 1, "b": 1}),
         (picture([A, B], [worker("a1", 20, calls=1)], [waits("b")]), {"a": 1, "b": 1}),
         (picture([model("a", 30)], [], [waits("a")]), {"a": 1}),
         (picture([model("a", 4, min=2, max=3)], [], [waits("a")]), {"a": 2}),
-        (picture([model("a", 20, max=3)], [worker("a1", 20, calls=4)], [waits("a", 9, **long)]), {"a": 2}),
-        (picture([model("a", 20, max=1)], [worker("a1", 20, calls=4)], [waits("a", 9, **long)]), {"a": 1}),
+        (picture([model("a", 20, max=3)], [worker("a1", 20, calls=4)], [long]), {"a": 2}),
+        (picture([model("a", 20, max=1)], [worker("a1", 20, calls=4)], [long]), {"a": 1}),
         (picture([model("a", 4, max=3)], [worker("a1", 4, calls=4)], [waits("a", 9, calls=9)]), {"a": 1}),
         (picture([model("a", autoload=False)], [], [waits("a")]), {"a": 0}),
         (picture([A], [worker("a1", stale=True), worker("a2", status="loading", replaces="a1")]), {"a": 1}),
