@@ -20,7 +20,7 @@ import redis.asyncio
 
 from workers.protocol import keys
 
-LEASE_S = 3.0
+LEASE_S = 5.0
 """Lifetime of the lease unless it is renewed: so long nobody plans when a planner dies."""
 MARGIN_S = 1.0
 """Seconds before the end of the lease from which its holder does not plan."""
