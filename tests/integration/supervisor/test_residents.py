@@ -171,6 +171,26 @@ def test_what_fails_to_load_is_told_and_tried_again(
     wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
 
 
+def test_a_worker_serves_on_where_its_new_settings_can_not_be_loaded(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    catalog.write(catalog.entry("a", residency=LAZY))
+    station, crowd = station_of(programs, server, catalog), Crowd(client)
+    crowd.wait_for("a")
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    first = boots(server, "a")
+    crowd.use("a")
+    catalog.write(catalog.entry("a", residency=LAZY, llama={"n_threads": 1, "override_kv": {"no.such.key": 1}}))
+    wait_until(lambda: "no.such.key" in states(client)["a"].why, lambda: str(states(client)))
+    crowd.use("a")
+    time.sleep(2.0)
+    assert states(client)["a"].status == "loaded"
+    assert boots(server, "a") == first
+    catalog.write(catalog.entry("a", residency=LAZY, slots=2))
+    wait_until(lambda: [beat.slots for beat in beats(server, "a").values()] == [2], station.text)
+    wait_until(lambda: states(client)["a"].status == "loaded" and not states(client)["a"].why, station.text)
+
+
 def test_a_worker_that_is_killed_while_it_loads_is_a_failure_with_a_reason(
     programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
 ) -> None:
