@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from workers.protocol import keys, residency
 from workers.protocol.heartbeat import BEAT, Heartbeat, decode_heartbeat
@@ -48,6 +48,8 @@ class Fleet:
         self._url = redis_url
         # The caller decides whether to try again.
         self._client = link.connect(redis_url, timeout_s=TIMEOUT_S, retries=0)
+        self._is_refused = False
+        """Whether the log has been told that this login lacks rights."""
 
     async def forget(self, model: str, worker_id: str) -> None:
         """Remove a dead worker's heartbeat and wake the gateways. Best effort: without Redis the record expires."""
@@ -94,7 +96,8 @@ class Fleet:
                 for name in names:
                     pipeline.delete(name) if forget else pipeline.exists(name)
                 answers = await pipeline.execute()
-        except (RedisError, OSError, TimeoutError):
+        except (RedisError, OSError, TimeoutError) as error:
+            self._note_refusal(error)
             return None
         found = zip(models, answers[len(models) :], strict=True)
         return frozenset() if forget else frozenset(model for model, is_there in found if is_there)
@@ -130,6 +133,17 @@ class Fleet:
                 await pipeline.execute()
         except (RedisError, OSError, TimeoutError) as error:
             log.debug("could not tell gateways of this machine's models: %s", error)
+
+    def _note_refusal(self, error: Exception) -> None:
+        """Log, once, that this login may not do what supervisors do."""
+        if isinstance(error, NoPermissionError) and not self._is_refused:
+            self._is_refused = True
+            log.error(
+                "Redis refuses what this supervisor asks (%s): workers are neither loaded nor unloaded; log in as %s, "
+                "and give --worker-redis-url for its workers (`paddock redis acl`, docs/redis.md)",
+                error,
+                keys.user_of("supervisor"),
+            )
 
     async def aclose(self) -> None:
         await self._client.aclose()

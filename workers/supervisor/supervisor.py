@@ -323,6 +323,7 @@ def recipe(worker: PlannedWorker, settings: SupervisorSettings, environment: Map
         **handed_on
         | {
             "log_format": "json",
+            "redis_url": settings.worker_redis_url or settings.redis_url,
             "worker_id": worker.worker_id,
             "worker_port": 0,
             "worker_address": "",
