@@ -293,7 +293,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     catalog.listen(lambda names: first.only(names.meant))
     fleet.listen(first.follow)
     states = ModelStates(redis, unreadable, lambda: catalog.names.meant)
-    admission = _admission(settings, redis, gateway_id, fleet, states, metrics, unreadable)
+    admission = _admission(settings, redis, gateway_id, catalog, fleet, states, metrics, unreadable)
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
     limits, adapters = _limits(settings), CallAdapters(fleet, desired_adapters)
     dispatcher = Dispatcher(fleet, admission, relay, metrics, limits, adapters)
@@ -363,6 +363,7 @@ def _admission(
     gateway_id: str,
     fleet: Fleet,
     states: ModelStates,
+    catalog: LiveCatalog,
     metrics: Metrics,
     unreadable: Unreadable,
 ) -> Admission:
@@ -377,6 +378,7 @@ def _admission(
         states=states,
     )
     fleet.keep_unless(admission.takes_writes)
+        told_of=lambda caller: catalog.names.told_of(caller, fleet.snapshot.models, fleet.snapshot.adapters),
     return admission
 
 

@@ -102,6 +102,16 @@ class ModelNames:
         name: str,
         principal: Principal,
         fleet_models: Iterable[str],
+    def told_of(
+        self, principal: Principal, fleet_models: Iterable[str], adapters: Mapping[str, str] = NO_ADAPTERS
+    ) -> frozenset[str] | None:
+        """Return the models that a key's holder may be told of: those that it may use by one of their names. None: all
+        of them, as for admins."""
+        if principal.admin or principal.aliases is None:
+            return None
+        permitted = self.permitted(principal, fleet_models, adapters)
+        return frozenset(permitted.values()).union(*(self.chain(name, "") for name in permitted if self.is_chain(name)))
+
         adapters: Mapping[str, str] = NO_ADAPTERS,
         *,
         complete: bool = True,

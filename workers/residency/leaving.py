@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from workers.protocol.residency import Why
 from workers.residency.picture import Worker
 from workers.residency.plan import Drain, Stop
 from workers.residency.scene import Scene, seconds
@@ -21,7 +22,7 @@ def leave_by_rule(scene: Scene) -> None:
         _past_ttl(scene, model.name)
 
 
-def dismiss(scene: Scene, worker: Worker, why: str, wanted_by: str = "") -> None:
+def dismiss(scene: Scene, worker: Worker, why: Why, wanted_by: str = "") -> None:
     """Stop a worker that has no calls, drain one that has some."""
     if not worker.is_busy:
         scene.actions.append(Stop(worker.id, worker.model, worker.shares, why, wanted_by))
@@ -30,16 +31,16 @@ def dismiss(scene: Scene, worker: Worker, why: str, wanted_by: str = "") -> None
     scene.leave(worker)
 
 
-def _unwanted(scene: Scene, worker: Worker) -> str:
+def _unwanted(scene: Scene, worker: Worker) -> Why:
     """Return why a worker must leave; empty: nothing says so."""
     model = scene.models.get(worker.model)
     if model is None or not model.policy.most:
-        return f"the catalog does not have {worker.model} any more"
+        return Why.of("the catalog does not have ", (worker.model,), " any more")
     if worker.model in scene.picture.unloaded:
-        return f"an admin has unloaded {worker.model}"
+        return Why.of("an admin has unloaded ", (worker.model,))
     if scene.machines[worker.machine].is_leaving:
-        return f"machine {worker.machine} is being emptied"
-    return ""
+        return Why.of(f"machine {worker.machine} is being emptied")
+    return Why()
 
 
 def _above_max(scene: Scene, name: str) -> None:
@@ -49,7 +50,7 @@ def _above_max(scene: Scene, name: str) -> None:
         return
     ranked = sorted(scene.usable(name), key=lambda worker: (worker.is_busy, worker.idle_since, worker.id))
     for worker in ranked[:extra]:
-        dismiss(scene, worker, f"{name} may have at most {most} workers")
+        dismiss(scene, worker, Why.of((name,), f" may have at most {most} workers"))
 
 
 def _past_ttl(scene: Scene, name: str) -> None:
@@ -64,7 +65,8 @@ def _past_ttl(scene: Scene, name: str) -> None:
             continue
         for each in unit:
             if each.id not in scene.leaving:
-                dismiss(scene, each, f"{each.model} has had no call for {seconds(scene.now - each.idle_since)}")
+                idle = seconds(scene.now - each.idle_since)
+                dismiss(scene, each, Why.of((each.model,), f" has had no call for {idle}"))
 
 
 def _is_past_ttl(scene: Scene, worker: Worker) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from workers.protocol.residency import Why
 from workers.residency.picture import Share
 
 WaitReason = Literal[
@@ -36,7 +37,7 @@ class Start:
     model: str
     machine: str
     shares: tuple[Share, ...]
-    why: str
+    why: Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Stop:
     worker: str
     model: str
     frees: tuple[Share, ...]
-    why: str
+    why: Why
     wanted_by: str = ""
     """The model that takes its place; empty: it leaves for its own reasons."""
 
@@ -58,7 +59,7 @@ class Drain:
 
     worker: str
     model: str
-    why: str
+    why: Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Reserve:
     worker: str
     model: str
     wanted_by: str
-    why: str
+    why: Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Release:
 
     worker: str
     model: str
-    why: str
+    why: Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Wait:
 
     model: str
     reason: WaitReason
-    why: str
+    why: Why
     until: float | None = None
     """When time alone changes this; None: something has to happen."""
 

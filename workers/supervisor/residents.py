@@ -20,7 +20,7 @@ from workers.footprint.taken import taken_bytes
 from workers.models.catalog import Catalog
 from workers.models.spec import ModelSpec
 from workers.protocol import keys, residency
-from workers.protocol.residency import MachineModels, ModelDemand, ModelState, ModelStatus
+from workers.protocol.residency import MachineModels, ModelDemand, ModelState, ModelStatus, Why
 from workers.residency.decide import decide
 from workers.residency.picture import (
     CPU,
@@ -130,7 +130,7 @@ class Residents:
         self._needs.serve(models)
         self._changed.set()
 
-    def note_death(self, worker: PlannedWorker, why: str) -> None:
+    def note_death(self, worker: PlannedWorker, why: Why) -> None:
         """Note that a worker's process ended by itself. One that has served is started again by its supervisor."""
         resident = self._residents.get(worker.name)
         if resident is None or resident.status == "draining":
@@ -201,7 +201,7 @@ class Residents:
                 resident.num_running = max(resident.num_running, told.num_running)
             resident.last_used = max(resident.last_used, told.used_at, now if resident.num_running else NEVER)
             if resident.status == "loading" and now - resident.since > LOAD_TIMEOUT_S:
-                self._fail(resident, f"it did not register within {LOAD_TIMEOUT_S:g} s", now)
+                self._fail(resident, Why.of(f"it did not register within {LOAD_TIMEOUT_S:g} s"), now)
 
     def _num_residents(self, model: str) -> int:
         residents = self._residents.values()
@@ -214,13 +214,13 @@ class Residents:
     def _past_of(self, model: str) -> _Past:
         return self._past.setdefault(model, _Past())
 
-    def _fail(self, resident: _Resident, why: str, now: float) -> None:
+    def _fail(self, resident: _Resident, why: Why, now: float) -> None:
         model = resident.worker.model.name
         past = self._past_of(model)
         pause_s = min(FIRST_PAUSE_S * 2**past.num_failures, LONGEST_PAUSE_S)
         past.num_failures, past.failure = past.num_failures + 1, Failure(model, now + pause_s, why)
         resident.status = "draining"
-        self._console.say(f"paddock: {model} did not load ({why}); it is tried again in {pause_s:g} s")
+        self._console.say(f"paddock: {model} did not load ({why.whole}); it is tried again in {pause_s:g} s")
 
     def _act(self, supervisor: Supervisor, now: float) -> None:
         """Decide, and have the supervisor keep what was decided."""
@@ -237,7 +237,7 @@ class Residents:
             spec = self._models.get(resident.worker.model.name)
             is_current = spec is not None and is_served_alike(spec, resident.worker.wanted)
             if resident.status != "draining" and not (is_current and prediction is not None):
-                self._dismiss(resident.worker.name, "the catalog has changed", now)
+                self._dismiss(resident.worker.name, Why.of("the catalog has changed"), now)
         wanted = tuple(each.worker for each in self._residents.values() if each.status != "draining")
         if {worker.name for worker in wanted} != {worker.name for worker in supervisor.wanted}:
             supervisor.want(wanted)
@@ -256,14 +256,14 @@ class Residents:
             neighbours=1,
         )
         self._residents[worker.name] = _Resident(worker, start.shares, now)
-        self._console.say(f"paddock: {start.model} is loaded: {start.why}")
+        self._console.say(f"paddock: {start.model} is loaded: {start.why.whole}")
 
-    def _dismiss(self, name: str, why: str, now: float) -> None:
+    def _dismiss(self, name: str, why: Why, now: float) -> None:
         resident = self._residents[name]
         model = resident.worker.model.name
         resident.status = "draining"
         self._past_of(model).left_at = now
-        self._console.say(f"paddock: {model} leaves: {why}")
+        self._console.say(f"paddock: {model} leaves: {why.whole}")
 
     def _picture(self, now: float) -> Picture:
         states = [state for provider in self._providers for state in provider.devices()]
@@ -319,10 +319,15 @@ class Residents:
     def _demands(self) -> Iterator[Demand]:
         for model in sorted({*self._demand, *self._asked}):
             told, asked_at = self._demand.get(model, ModelDemand()), self._asked.get(model)
-            if told.num_waiting or asked_at is not None:
-                since = min(told.oldest_at if told.num_waiting else asked_at or 0.0, asked_at or told.oldest_at)
+            since = min((at for at in (told.oldest_at, asked_at) if at), default=None)
+            if since is not None:
                 yield Demand(
-                    model, told.num_waiting, since, told.predicted_wait_s, is_asked_by_admin=asked_at is not None
+                    model,
+                    told.num_waiting,
+                    since,
+                    told.predicted_wait_s,
+                    is_asked_by_admin=asked_at is not None,
+                    num_elsewhere=told.num_elsewhere,
                 )
 
     def _answered(self) -> list[str]:
@@ -347,11 +352,12 @@ class Residents:
             elif failure is not None or model in self._needs.refused:
                 status = "failed"
             wait = waits.get(model)
-            why = self._needs.refused.get(model) or (failure.reason if failure is not None else "")
-            hopeless = model in self._needs.refused or (wait is not None and wait.reason in HOPELESS)
+            refused = self._needs.refused.get(model)
+            why = refused or (failure.why if failure is not None else Why())
+            hopeless = refused is not None or (wait is not None and wait.reason in HOPELESS)
             found[model] = ModelState(
                 status=status,
-                why=why or (wait.why if wait is not None else ""),
+                why=why or (wait.why if wait is not None else Why()),
                 is_hopeless=hopeless and status not in ("loaded", "loading"),
                 retry_at=failure.not_before if failure is not None else 0.0,
             )
@@ -374,12 +380,13 @@ def _merged(look: Look) -> dict[str, ModelDemand]:
 
 
 def _sum(one: ModelDemand, other: ModelDemand) -> ModelDemand:
-    oldest = [each.oldest_at for each in (one, other) if each.num_waiting]
+    oldest = [each.oldest_at for each in (one, other) if each.oldest_at]
     return ModelDemand(
         num_waiting=one.num_waiting + other.num_waiting,
         oldest_at=min(oldest, default=0.0),
         predicted_wait_s=max(one.predicted_wait_s, other.predicted_wait_s),
         num_running=one.num_running + other.num_running,
+        num_elsewhere=one.num_elsewhere + other.num_elsewhere,
         used_at=max(one.used_at, other.used_at),
     )
 

@@ -23,7 +23,7 @@ from tests.support.team_limits import unlimited
 from workers.protocol import keys
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.keys import ROLES, rules_of
-from workers.protocol.residency import LIFE_S, MachineModels, ModelState, decode_demand, encode
+from workers.protocol.residency import LIFE_S, MachineModels, ModelState, Why, decode_demand, encode
 from workers.redis.link import connect
 
 Client = redis.asyncio.Redis
@@ -226,8 +226,8 @@ async def test_what_gateways_and_supervisors_tell_of_models_needs_nothing_that_i
     gateway: Client, supervisor: Client
 ) -> None:
     states = ModelStates(gateway)
-    told = MachineModels(at=time.time(), models={"m": ModelState(status="failed", why="no memory")})
-    await worker.hset(keys.RESIDENCY, "host1", encode(told))
+    told = MachineModels(at=time.time(), models={"m": ModelState(status="failed", why=Why.of("no memory"))})
+    await supervisor.hset(keys.RESIDENCY, "host1", encode(told))
     await states.refresh()
     assert states.machines("m") == {"host1": told.models["m"]}
     queue = LocalQueue()

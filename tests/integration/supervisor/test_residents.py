@@ -139,7 +139,7 @@ def test_what_fails_to_load_is_told_and_tried_again(
     crowd.wait_for("a", "b")
     wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
     wait_until(lambda: states(client)["b"].status == "failed", lambda: str(states(client)))
-    assert "no.such.key" in states(client)["b"].why
+    assert "no.such.key" in states(client)["b"].why.whole
     catalog.write(catalog.entry("a", residency=LAZY), catalog.entry("b", residency=LAZY))
     wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
 
@@ -153,7 +153,7 @@ def test_a_worker_that_is_killed_while_it_loads_is_a_failure_with_a_reason(
     kill_worker(station, crowd)
     crowd.tell()
     wait_until(lambda: states(client)["a"].status == "failed", lambda: str(states(client)))
-    assert "SIGKILL" in states(client)["a"].why
+    assert "SIGKILL" in states(client)["a"].why.whole
     wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
 
 
