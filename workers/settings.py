@@ -141,7 +141,7 @@ SPEC_FIELDS = {
 }
 """Name -> field of `ModelSpec`, those of `ChatDefaults` last. `with_spec_fields` makes settings from them."""
 
-NOT_OF_MODELS = frozenset({"name", "path", "hf", "workers", "residency", "gpus", "tags"})
+NOT_OF_MODELS = frozenset({"name", "path", "hf", "workers", "residency", "gpus", "tags", "price"})
 """`ModelSpec` fields that `ModelSettings` lacks: its `alias` and `model` set two, supervisors or catalogs the rest."""
 
 Settings = TypeVar("Settings", bound=BaseSettings)

@@ -134,7 +134,7 @@ class RateLimits:
             expected = estimate(asked, self._pool(call.model), min(bounds, default=None))
         adapter = request_log.adapter
         counts = [self.counts.get(one.name) or self._new_counts(one.name) for one in plan.subjects]
-        cost = self._prices.cost_nano(expected.usage, expected.compute_ms, (adapter, call.model), time())
+        cost = self._prices.cost_nano(expected.usage, expected.compute_ms, call.model, adapter, time())
         reservation = Reservation(plan, counts, request_log, adapter, expected.tokens, cost, self._refused)
         if plan.subjects:
             self._ask(reservation)
@@ -156,7 +156,7 @@ class RateLimits:
             self._settle(reservation, -1, -reservation.tokens, -reservation.cost)
             return
         usage = log.usage or NO_USAGE
-        cost = self._prices.cost_nano(usage, log.compute_s * 1000, (reservation.adapter, log.model), time())
+        cost = self._prices.cost_nano(usage, log.compute_s * 1000, log.model, reservation.adapter, time())
         tokens = usage.prompt_tokens + usage.completion_tokens
         self._settle(reservation, 0, tokens - reservation.tokens, cost - reservation.cost)
 

@@ -17,9 +17,11 @@ from gateway.api.http.diagnostics import request_log_of
 from gateway.call import Principal
 from gateway.catalog.live import LiveCatalog
 from gateway.catalog.names import ModelNames
+from gateway.limits.cost import Prices
 from gateway.registry.desired_models import DesiredModels
 from gateway.registry.model_states import ModelStates
 from gateway.registry.snapshot import FleetView
+from workers.models.prices import Rates
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
 from workers.protocol.residency import ModelState
 
@@ -35,7 +37,10 @@ LOADED, LOADING, UNLOADED = (ModelState(status=status) for status in ("loaded", 
 class Models:
     """Lists the models that a key may use."""
 
-    def __init__(self, catalog: LiveCatalog, fleet: FleetView, desired: DesiredModels, states: ModelStates) -> None:
+    def __init__(
+        self, catalog: LiveCatalog, fleet: FleetView, desired: DesiredModels, states: ModelStates, prices: Prices
+    ) -> None:
+        self._prices = prices
         self._catalog = catalog
         self._fleet = fleet
         self._desired = desired
@@ -86,13 +91,13 @@ class Models:
             return LOADING if model in coming else UNLOADED
         return LOADING if state.status == "loaded" else state  # its worker is not known here yet
 
+    def _told_of(self, principal: Principal) -> frozenset[str] | None:
+        return self._names.told_of(principal, self._fleet.snapshot.models, self._fleet.snapshot.adapters)
+
     def _permitted(self, principal: Principal) -> dict[str, str]:
         snapshot = self._fleet.snapshot
         served = [model for model, beats in snapshot.workers.items() if beats]
         return self._names.permitted(principal, served, snapshot.adapters)
-
-    def _told_of(self, principal: Principal) -> frozenset[str] | None:
-        return self._names.told_of(principal, self._fleet.snapshot.models, self._fleet.snapshot.adapters)
 
     def _is_alias(self, name: str) -> bool:
         """Return whether a name is one model's own or its alias, not a chain (of several models) or an adapter."""
@@ -120,13 +125,13 @@ class Models:
         workers = self._fleet.snapshot.workers
         named = {name: self._first(name, model) for name, model in named.items()}
         coming = await self._desired.coming([model for model in set(named.values()) if not workers.get(model)])
+        told_of = self._told_of(principal)
         return [
             self._card(name, model, aliases.get(model, ()), status_object(self._state(model, coming), told_of))
             for name, model in named.items()
         ]
 
     def _first(self, name: str, model: str) -> str:
-        told_of = self._told_of(principal)
         if not self._names.is_chain(name):
             return model
         return next((each for each in self._names.chain(name, "") if self._fleet.snapshot.workers.get(each)), model)
@@ -140,6 +145,10 @@ class Models:
         document["tags"] = self._names.tags.get(model, ())
         if self._names.is_adapter(name, snapshot.models, snapshot.adapters):
             document["parent"] = model
+        is_adapter = "parent" in document
+        if (price := self._prices.price(model, name if is_adapter else "", time.time())) is not None:
+            document["price"] = {field: getattr(price, field) for field in Rates.__struct_fields__}
+            document["price"]["currency"] = self._prices.currency
         if self._names.is_chain(name):
             document["models"] = list(self._names.chain(name, ""))
         return document
