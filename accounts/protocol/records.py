@@ -259,6 +259,8 @@ def read_records(setting: str) -> tuple[AccessRecord, ...]:
     for name in names:
         if names.count(name) > 1 or name == FIRST_KEY_NAME:
             raise KeysInvalid(f"api_keys: the name {name!r} is taken; give each key a name of its own")
+        if name.startswith(RESERVED_PREFIXES):
+            raise KeysInvalid(f"api_keys: {reserved_name(name)}")
     return records
 
 
