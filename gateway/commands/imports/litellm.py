@@ -24,6 +24,7 @@ LOCAL = frozenset(
 )
 """Providers that are servers of one's own, which have weights that Paddock may serve."""
 RATES = {"per_million_prompt": "input_cost_per_token", "per_million_completion": "output_cost_per_token"}
+COSTS = frozenset(RATES.values())
 MILLION = 1_000_000
 
 INSTEAD: Mapping[str, str] = {
@@ -174,10 +175,8 @@ def _extras(source: Source, keys: Keys, params: Mapping[str, Any], info: Mapping
     costs = {field: {**info, **params}.get(cost) for field, cost in RATES.items()}
     if price := {field: round(cost * MILLION, 9) for field, cost in costs.items() if isinstance(cost, int | float)}:
         entry["price"] = price
-    _note_rest(
-        source, (*keys, "litellm_params"), params, SAMPLING | LIMITS.keys() | {*RATES.values(), "model", "weight"}
-    )
-    _note_rest(source, (*keys, "model_info"), info, {*RATES.values(), "mode"})
+    _note_rest(source, (*keys, "litellm_params"), params, SAMPLING | LIMITS.keys() | COSTS | {"model", "weight"})
+    _note_rest(source, (*keys, "model_info"), info, COSTS | {"mode"})
     return entry
 
 
