@@ -141,7 +141,7 @@ async def test_a_key_is_told_of_no_models_but_its_own(stack: Stack, supervisor: 
     url, own = stack.gateways[0].url, "memory for coder is kept for writer, 2 other models"
     async with calling(url, NARROW_KEY, "coder") as caller:
         assert (await status_of(caller, value="unloaded", reason=own))["reason"] == own, "the chain has the writer"
-        status, body = await asyncio.wait_for(caller.whole(), 3)
+        status, body = await asyncio.wait_for(caller.whole(), 10)
         assert (status, body["error"]["code"]) == (503, "model_not_loaded")
         assert f"can't be loaded now: {own}. Waiting" in body["error"]["message"]
         async with caller.session.get(f"{url}/models/sse") as response:
@@ -150,7 +150,7 @@ async def test_a_key_is_told_of_no_models_but_its_own(stack: Stack, supervisor: 
     async with asking(stack, "coder") as admin:
         whole = "memory for coder is kept for fast, small, writer: pirate.gguf is there"
         assert (await status_of(admin, value="unloaded"))["reason"] == whole
-        assert whole in (await asyncio.wait_for(admin.whole(), 3))[1]["error"]["message"]
+        assert whole in (await asyncio.wait_for(admin.whole(), 10))[1]["error"]["message"]
         assert (await got(admin, "/admin/explain?model=coder"))["residency"]["why"] == whole
 
 
@@ -175,6 +175,9 @@ def is_wanted(supervisor: FakeSupervisor, model: str, num_elsewhere: int) -> boo
 
 async def test_a_model_is_loaded_while_a_fallback_serves_in_its_place(stack: Stack, supervisor: FakeSupervisor) -> None:
     process = stack.fake_worker("writer", *QUICK, worker_id="writer-w")
+    supervisor.tell(large=ModelState(status="unloaded", why=Why.of("nobody calls it")))
+    async with asking(stack, "large") as caller:
+        await status_of(caller, reason="nobody calls it")
     async with asking(stack, "chain") as caller:
         for number in (1, 2):
             async with caller.session.post(f"{caller.url}/v1/chat/completions", json=caller.body()) as response:
