@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from accounts.protocol.records import digest
-from gateway.api.openai.model_news import MOST_PER_KEY
+from gateway.api.http.listeners import MOST_PER_KEY
 from tests.support.caller import Caller, calling
 from tests.support.fake_supervisor import FakeSupervisor
 from tests.support.stack import Stack

@@ -95,9 +95,14 @@ FORBIDDEN: dict[str, Callable[[Client], Awaitable[Any]]] = {
     "have a model loaded": lambda redis: redis.hset(keys.ASKED, "m", "1"),
     "have a model unloaded": lambda redis: redis.set(keys.unloaded("m"), 1),
     "pass for its supervisor": lambda redis: redis.set(keys.supervised("m"), 1),
+    "pass for a machine": lambda redis: redis.hset(keys.MACHINES, "host1", "{}"),
+    "order a machine to load and unload": lambda redis: redis.hset(keys.ORDERS, "host1", "{}"),
+    "take the lease of who orders": lambda redis: redis.set(keys.PLANNER, "host1 x"),
+    "outbid it": lambda redis: redis.incrby(keys.PLANNER_FENCE, 1000),
+    "wake a machine": lambda redis: redis.publish(keys.machine_channel("host1"), ""),
 }
 
-SUPERVISORS = tuple(FORBIDDEN)[-8:]
+SUPERVISORS = tuple(FORBIDDEN)[-13:]
 """What a worker may not do and a supervisor may."""
 
 
