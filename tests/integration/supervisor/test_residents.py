@@ -181,7 +181,7 @@ def test_a_worker_serves_on_where_its_new_settings_can_not_be_loaded(
     first = boots(server, "a")
     crowd.use("a")
     catalog.write(catalog.entry("a", residency=LAZY, llama={"n_threads": 1, "override_kv": {"no.such.key": 1}}))
-    wait_until(lambda: "no.such.key" in states(client)["a"].why, lambda: str(states(client)))
+    wait_until(lambda: "no.such.key" in states(client)["a"].why.whole, lambda: str(states(client)))
     crowd.use("a")
     time.sleep(2.0)
     assert states(client)["a"].status == "loaded"
