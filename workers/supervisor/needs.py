@@ -14,6 +14,7 @@ from workers.footprint.learned import Learned, key_of
 from workers.footprint.predict import Bounds, predict
 from workers.footprint.prediction import Unpredictable, build_of, dry_run
 from workers.models.spec import ModelSpec
+from workers.protocol.residency import Detail, Why
 from workers.residency.picture import Need
 from workers.settings import SupervisorSettings
 from workers.supervisor.plan import is_served_alike
@@ -50,7 +51,7 @@ class Needs:
     outdated: dict[str, Prediction] = field(default_factory=dict)
     """Model -> the prediction for the settings that it had before. Its workers of then run on until the model can be
     loaded with its new settings."""
-    refused: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, Why] = field(default_factory=dict)
     """Model -> why its memory can't be predicted. It is not loaded."""
     _specs: dict[str, ModelSpec] = field(default_factory=dict)
     _first: list[str] = field(default_factory=list)
@@ -88,7 +89,7 @@ class Needs:
                     prediction = await asyncio.to_thread(self._predicted, spec)
                 except (Unpredictable, OSError) as error:
                     if self._specs.get(name) is spec:
-                        self.refused[name] = str(error)
+                        self.refused[name] = Why.of("its memory can't be predicted", Detail(f": {error}"))
                 else:
                     if self._specs.get(name) is spec:
                         self.found[name] = prediction
