@@ -39,7 +39,7 @@ from workers.residency.plan import HOPELESS, Drain, Plan, Reserve, Start, Stop
 from workers.residency.policy import Group
 from workers.settings import SupervisorSettings
 from workers.supervisor.fleet import Fleet, Look
-from workers.supervisor.needs import Needs, bounds_of
+from workers.supervisor.needs import Needs, bounds_of, without_folders
 from workers.supervisor.output import Console
 from workers.supervisor.plan import PlannedWorker, Site, is_served_alike
 from workers.supervisor.supervisor import Supervisor
@@ -50,8 +50,12 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """Seconds after which a model that failed to load is tried again; each further time it is twice as long."""
 LOAD_TIMEOUT_S = 1800.0
 """Seconds after which a worker that does not register counts as hung."""
+START_TIMEOUT_S = 30.0
+"""Seconds after which a worker without a process counts as one that can't be started: its disk is full, say."""
 RESERVE_SHARE = 0.02
 """Share of a device that is left to others."""
+LEAST_MOVE_S = 1.0
+"""Seconds by which the wall clock must have been set for times of this supervisor to be set as well."""
 
 
 @dataclass(slots=True)
@@ -74,6 +78,21 @@ class _Past:
     left_at: float = NEVER
     num_failures: int = 0
     failure: Failure | None = None
+
+
+@dataclass(slots=True)
+class _WallClock:
+    """Notices when the wall clock is set, or the machine was asleep."""
+
+    _lead_s: float = field(default_factory=lambda: time.time() - time.monotonic())
+
+    def moved_s(self) -> float:
+        """Return the seconds by which it was set since the last time that this returned some; 0: it was not."""
+        moved_s = time.time() - time.monotonic() - self._lead_s
+        if abs(moved_s) < LEAST_MOVE_S:
+            return 0.0
+        self._lead_s += moved_s
+        return moved_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +133,7 @@ class Residents:
         """Names of the workers that are kept -> their process ids."""
         self._plan = Plan(())
         self._others = {device.id: _others(device) for device in needs.devices}
+        self._clock = _WallClock()
         self._changed = asyncio.Event()
         """Set when something happened that is not read from Redis."""
         self.serve(models, rules)
@@ -136,7 +156,10 @@ class Residents:
         if resident is None or resident.status == "draining":
             return
         now = time.time()
-        if resident.status == "ready":
+        model = resident.worker.model.name
+        if resident.status == "ready" and model in self._needs.found and not self._needs.holds(model):
+            self._dismiss(worker.name, "its file has changed", now)
+        elif resident.status == "ready":
             resident.status, resident.since = "loading", now
         else:
             self._fail(resident, why, now)
@@ -147,26 +170,37 @@ class Residents:
         this = asyncio.current_task()
         async with asyncio.TaskGroup() as tasks:
             predicting = tasks.create_task(self._needs.run(self._changed))
-            told_at, marked_at, states = 0.0, 0.0, MachineModels(at=0.0, models={})
+            told_at, marked_at, states = NEVER, NEVER, MachineModels(at=0.0, models={})
             # Redis' client can swallow a cancellation before Python 3.12 (python/cpython#86296), so it is looked for.
             while this is None or not this.cancelling():
                 self._changed.clear()
-                now = time.time()
-                if now - marked_at >= keys.SUPERVISED_INTERVAL_S:
-                    marked_at = now if await self._mark(fleet, first=not marked_at) else marked_at
+                if moved_s := self._clock.moved_s():
+                    self._move_times(moved_s)
+                now, tick = time.time(), time.monotonic()
+                if tick - marked_at >= keys.SUPERVISED_INTERVAL_S:
+                    marked_at = tick if await self._mark(fleet, first=marked_at == NEVER) else marked_at
                 residents = {each.worker.worker_id: each.worker.model.name for each in self._residents.values()}
                 look = await fleet.look(residents)
-                if look is not None and marked_at:
+                if look is not None and marked_at != NEVER:
                     self._update(look, supervisor, now)
                     self._act(supervisor, now)
                     new = MachineModels(at=now, models=self._states(now))
-                    if new.models != states.models or now - told_at >= residency.TOLD_EVERY_S:
+                    if new.models != states.models or tick - told_at >= residency.TOLD_EVERY_S:
                         await fleet.tell(self._site.host, new, self._answered())
-                        told_at, states = now, new
+                        told_at, states = tick, new
                 with suppress(TimeoutError):
                     async with asyncio.timeout(residency.LOOK_EVERY_S):
                         await self._changed.wait()
             predicting.cancel()
+
+    def _move_times(self, by_s: float) -> None:
+        """Set what was noted by the wall clock as if that had always been as it is now."""
+        for resident in self._residents.values():
+            resident.since, resident.last_used = resident.since + by_s, resident.last_used + by_s
+        for past in self._past.values():
+            past.left_at += by_s
+            if past.failure is not None:
+                past.failure = replace(past.failure, not_before=past.failure.not_before + by_s)
 
     async def _mark(self, fleet: Fleet, *, first: bool) -> bool:
         """Mark the models as supervised and read which ones admins have unloaded; return whether Redis answered."""
@@ -199,9 +233,12 @@ class Residents:
             told = self._demand.get(model, ModelDemand())
             if self._num_residents(model) == 1:  # a heartbeat may not have a call yet that its gateway has placed
                 resident.num_running = max(resident.num_running, told.num_running)
-            resident.last_used = max(resident.last_used, told.used_at, now if resident.num_running else NEVER)
+            used_at = told.used_at if told.used_at <= now + LEAST_MOVE_S else NEVER  # its clock was set back since
+            resident.last_used = max(resident.last_used, used_at, now if resident.num_running else NEVER)
             if resident.status == "loading" and now - resident.since > LOAD_TIMEOUT_S:
                 self._fail(resident, f"it did not register within {LOAD_TIMEOUT_S:g} s", now)
+            elif resident.status == "loading" and not self._pids.get(name) and now - resident.since > START_TIMEOUT_S:
+                self._fail(resident, "its process can't be started; the supervisor's log says why", now)
 
     def _num_residents(self, model: str) -> int:
         residents = self._residents.values()
@@ -218,7 +255,8 @@ class Residents:
         model = resident.worker.model.name
         past = self._past_of(model)
         pause_s = min(FIRST_PAUSE_S * 2**past.num_failures, LONGEST_PAUSE_S)
-        past.num_failures, past.failure = past.num_failures + 1, Failure(model, now + pause_s, why)
+        past.failure = Failure(model, now + pause_s, without_folders(why))
+        past.num_failures += 1
         resident.status = "draining"
         self._console.say(f"paddock: {model} did not load ({why}); it is tried again in {pause_s:g} s")
 
@@ -228,7 +266,8 @@ class Residents:
         for action in self._plan.actions:
             match action:
                 case Start():
-                    self._start(action, supervisor, now)
+                    if self._needs.holds(action.model):
+                        self._start(action, supervisor, now)
                 case Stop() | Drain() | Reserve():
                     self._dismiss(action.worker, action.why, now)
         for resident in self._residents.values():
@@ -266,13 +305,15 @@ class Residents:
         self._console.say(f"paddock: {model} leaves: {why}")
 
     def _picture(self, now: float) -> Picture:
-        states = [state for provider in self._providers for state in provider.devices()]
+        states = self._devices_now()
         loadable = [name for name in self._models if name in self._needs.found]
         return Picture(
             machines=(Machine(self._site.host, tuple(self._device(state) for state in states)),),
             models=tuple(self._model(name) for name in loadable),
             workers=tuple(
-                self._worker(each) for each in self._residents.values() if each.worker.model.name in loadable
+                self._worker(each)
+                for each in self._residents.values()
+                if each.worker.model.name in loadable or each.status == "draining"
             ),
             demand=tuple(each for each in self._demands() if each.model in loadable),
             failures=tuple(
@@ -284,6 +325,16 @@ class Residents:
             groups=self._rules.groups,
             models_max=self._rules.models_max,
         )
+
+    def _devices_now(self) -> list[DeviceState]:
+        """Return the devices as they are now. One that can't be read just now counts as it was, with workers' memory
+        as the only memory in use: whoever waits for it is not told that the machine has none."""
+        read = {state.id: state for provider in self._providers for state in provider.devices()}
+        if not self._residents:  # what is in use now is others', and may be less than at the start
+            for state in read.values():
+                self._others[state.id] = min(_others(state), self._others.get(state.id, state.total))
+        unread = [replace(known, is_trusted=False) for known in self._needs.devices if known.id not in read]
+        return [*read.values(), *unread]
 
     def _device(self, state: DeviceState) -> Device:
         id_ = CPU if state.id == HOST else state.id
@@ -353,7 +404,7 @@ class Residents:
                 status=status,
                 why=why or (wait.why if wait is not None else ""),
                 is_hopeless=hopeless and status not in ("loaded", "loading"),
-                retry_at=failure.not_before if failure is not None else 0.0,
+                retry_at=failure.not_before if failure is not None else self._needs.retry_at.get(model, 0.0),
             )
         return found
 

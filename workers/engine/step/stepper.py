@@ -107,8 +107,8 @@ class Stepper:
         self._batch = context.new_batch()
         self._media = media
         self._adapter_turns: AdapterTurns[bytes] = AdapterTurns()
-        self._can_pad = by_range
-        self._layouts = BatchLayouts(fixed=context.on_gpu, can_pad=by_range)
+        self._can_pad = by_range and not context.memory.window  # which the rows of one micro-batch may be too many for
+        self._layouts = BatchLayouts(fixed=context.on_gpu, can_pad=self._can_pad)
         self.speculator = Speculator(drafts, context, lambda: self._pace.steady_s, self.lengths, n_ctx=n_ctx)
         self._empty_tokens = np.full(ROWS_MULTIPLES[0], self._batch.padding_token, np.int32)
         self._scratch = context.num_sequences - 1
