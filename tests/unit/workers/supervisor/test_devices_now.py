@@ -29,8 +29,7 @@ class Readings:
 
 
 def devices_of(residents: Residents) -> dict[str, Device]:
-    (machine,) = residents._picture(0.0).machines
-    return {device.id: device for device in machine.devices}
+    return {device.id: device for device in map(residents._device, residents._devices_now())}
 
 
 def residents_of(readings: Readings, folder: Path) -> Residents:
