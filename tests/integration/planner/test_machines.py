@@ -1,5 +1,6 @@
-"""Several machines on one Redis: real supervisors, each with a state folder, and so a name, and a limit of models of its
-own. Gateways' demand is written to Redis by the test."""
+"""Several machines on one Redis: real supervisors, each with a state folder, so a name, and a limit of models of its own.
+
+Gateways' demand is written to Redis by the test."""
 
 from __future__ import annotations
 
