@@ -1,4 +1,4 @@
-"""Several machines on one Redis: real supervisors, each with a state folder, so a name, and a limit of models of its own.
+"""Several machines on one Redis: real supervisors, each with a state folder, and so a name, and a limit of models.
 
 Gateways' demand is written to Redis by the test."""
 
