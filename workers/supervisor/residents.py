@@ -183,7 +183,7 @@ class Residents:
         now = time.time()
         model = worker.model.name
         if resident.status == "ready" and model in self._needs.found and not self._needs.holds(model):
-            self._dismiss(worker.name, "its file has changed", now)
+            self._dismiss(worker.name, Why.of("its file has changed"), now)
         elif resident.status == "ready":
             resident.status, resident.since = "loading", now
         elif resident.status == "reserved":

@@ -221,7 +221,7 @@ def test_a_worker_whose_process_can_not_be_started_is_a_failure(
             return states(client)["a"].status == "failed"
 
         wait_until(has_failed, lambda: str(states(client)) + station.text())
-        assert "can't be started" in states(client)["a"].why
+        assert "can't be started" in states(client)["a"].why.whole
     wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
 
 
@@ -255,8 +255,8 @@ def test_a_file_that_is_cut_under_its_worker_costs_that_worker_only(
     os.truncate(file, 4096)
     kill_worker(station, crowd)
     wait_until(lambda: states(client)["a"].status == "failed", lambda: str(states(client)))
-    assert "truncated" in states(client)["a"].why
-    assert str(programs.folder) not in states(client)["a"].why
+    assert "truncated" in states(client)["a"].why.whole
+    assert str(programs.folder) not in states(client)["a"].why.whole
     shutil.copyfile(model, file)
     wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
     assert boots(server, "b") == others
