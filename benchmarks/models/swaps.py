@@ -29,7 +29,7 @@ from workers.residency.picture import Bounds
 MOST = 1.3
 """Times the bare load."""
 SETTLED_S = Bounds().quiet_s + 1.0
-"""After its last call an idle model of Paddock's leaves at once."""
+"""After that an idle model of Paddock's leaves at once, and processes that were asked to end have ended."""
 STARTUP_S = 120.0
 
 
@@ -54,6 +54,7 @@ async def measured(callers: Mapping[str, Caller], files: Mapping[str, Path], nam
         times.alone.append(await asyncio.to_thread(alone_s, path))
         for system, caller in callers.items():
             await have(caller)
+            await asyncio.sleep(SETTLED_S)
             times.cold.setdefault(system, []).append(await _first_token_s(caller, name))
             await have(caller, *others)
             await asyncio.sleep(SETTLED_S)
@@ -92,7 +93,7 @@ def rows(name: str, times: Times, ours: str = "paddock") -> list[Row]:
     """Return the medians, and their ratios to the bare load."""
     bare = statistics.median(times.bare)
     found = [
-        Row(f"{name}: bare load of llama.cpp (model and context)", _told(times.bare), "1.00", "", True),
+        Row(f"{name}: bare load of llama.cpp (model, context, one token)", _told(times.bare), "1.00", "", True),
         Row(f"{name}: a llama-server of its own, until it is healthy", *_against(times.alone, bare), "", True),
     ]
     for what, by_system in (("cold call", times.cold), ("swap", times.swap)):
