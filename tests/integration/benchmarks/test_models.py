@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.models import OURS, Outcomes, calling, compared, storm
+from benchmarks.models import OURS, Outcomes, compared, storm
+from benchmarks.models.calls import calling
 from benchmarks.models.files import SIX, files
 from benchmarks.models.scenarios import POINTS
 from benchmarks.models.systems import SYSTEMS

@@ -61,12 +61,9 @@ def test_calls_are_told_by_what_became_of_them() -> None:
 
 
 def test_a_stream_that_ran_to_its_end_is_not_a_broken_one() -> None:
-    stream = Answer("wide", 1.0, 200, 2.0, 3.0, num_tokens=5)
-    assert stream.is_unbroken
-    stream.ended_at = 4.0
-    assert not stream.is_unbroken
-    stream.num_tokens = LONG
-    assert stream.is_unbroken
+    assert Answer("wide", 1.0, 200, 2.0, 3.0, num_tokens=5).is_unbroken
+    assert not Answer("wide", 1.0, 200, 2.0, 3.0, ended_at=4.0, num_tokens=5).is_unbroken
+    assert Answer("wide", 1.0, 200, 2.0, 3.0, ended_at=4.0, num_tokens=LONG).is_unbroken
 
 
 def test_only_paddock_is_held_to_the_points() -> None:
