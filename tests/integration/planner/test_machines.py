@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psutil
 import pytest
 import redis
@@ -20,7 +22,7 @@ from tests.integration.supervisor.conftest import Program, Programs, wait_until
 from tests.integration.supervisor.test_residents import Crowd
 from tests.integration.supervisor.test_station import beats
 from tests.support.redis_server import RedisServer
-from tests.support.stack import DEMO_MODEL
+from tests.support.stack import DEMO_MODEL, free_port
 from workers.planner.lease import LEASE_S
 from workers.planner.messages import MachineOrders, MachineReport, decode_orders, decode_report
 from workers.protocol import keys, residency
@@ -208,13 +210,16 @@ def test_an_old_planner_that_was_stopped_orders_nothing_when_it_wakes(fleet: Fle
     fleet.until(lambda: f"a@{host_of(second)}" in fleet.workers("a"))
     assert fleet.planner() == host_of(second)
     time.sleep(LIFE_S)
+    before = fleet.orders()[host_of(second)]
     first.send(signal.SIGCONT)
     fleet.until(lambda: fleet.reports()[host_of(first)].fence > old)
     until = time.monotonic() + 3.0
     while time.monotonic() < until:
         fleet.crowd.tell()
         assert fleet.workers("a") == [f"a@{host_of(second)}"], fleet.text()
-        assert all(orders.fence > old for orders in fleet.orders().values())
+        orders = fleet.orders()
+        assert orders[host_of(first)].fence > old
+        assert orders[host_of(second)] == before, "the old one writes none to the new one"
         time.sleep(0.05)
     assert "is loaded" not in first.text()
 
@@ -248,3 +253,39 @@ def test_a_redis_that_comes_back_empty_is_told_all_again(fleet: Fleet) -> None:
     fleet.until(lambda: bool(fleet.workers("c")))
     assert len(fleet.workers()) == 2
     assert first.text().count("a is loaded") + second.text().count("a is loaded") == 1
+
+
+def test_calls_are_answered_though_machines_vanish(fleet: Fleet) -> None:
+    """Calls for models that are not loaded, by a real gateway."""
+    first, second = pair(fleet, models_max=2)
+    port = free_port()
+    gateway = fleet.machines[0].start(
+        *("gateway", "--catalog", str(fleet.machines[0].folder / "catalog.json"), "--port", str(port)),
+        PADDOCK_REDIS_URL=fleet.server.url_of("gateway"),
+        PADDOCK_WORKER_SECRET="shared",
+        PADDOCK_API_KEY="test-key",
+        PADDOCK_START_TIMEOUT_S="120",
+        PADDOCK_ACCOUNTS="false",
+    )
+
+    def ask(model: str) -> int:
+        body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        url, headers = f"http://127.0.0.1:{port}/v1/chat/completions", {"Authorization": "Bearer test-key"}
+        return httpx2.post(url, headers=headers, json=body, timeout=150).status_code
+
+    wait_until(lambda: is_open(port), gateway.text)
+    assert ask("a") == 200, gateway.text() + fleet.text()
+    os.kill(first.popen.pid, signal.SIGKILL)
+    assert ask("b") == 200, gateway.text() + fleet.text()
+    assert fleet.planner() == host_of(second)
+    assert ask("a") == 200, gateway.text() + fleet.text()
+    first = fleet.restart(0)
+    wait_until(lambda: host_of(first) in fleet.reports(), first.text)
+    kill_all(second)
+    assert ask("b") == 200, gateway.text() + fleet.text()
+    assert fleet.planner() == host_of(first)
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
