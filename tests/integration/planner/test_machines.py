@@ -24,9 +24,18 @@ from tests.integration.supervisor.test_station import beats
 from tests.support.redis_server import RedisServer
 from tests.support.stack import DEMO_MODEL, free_port
 from workers.planner.lease import LEASE_S
-from workers.planner.messages import MachineOrders, MachineReport, decode_orders, decode_report
+from workers.planner.messages import (
+    MachineOrders,
+    MachineReport,
+    StartOrder,
+    decode_catalog,
+    decode_orders,
+    decode_report,
+    encode,
+)
 from workers.protocol import keys, residency
 from workers.protocol.residency import LIFE_S, ModelDemand, ModelState
+from workers.residency.picture import CPU, Share
 from workers.supervisor.plan import host_id
 
 LAZY = {"min": 0, "min_resident_s": 0}
@@ -284,6 +293,56 @@ def test_calls_are_answered_though_machines_vanish(fleet: Fleet) -> None:
     kill_all(second)
     assert ask("b") == 200, gateway.text() + fleet.text()
     assert fleet.planner() == host_of(first)
+
+
+def test_a_machine_checks_orders_itself(fleet: Fleet) -> None:
+    """The test plans in place of a supervisor."""
+    fleet.client.set(keys.PLANNER, "test word")
+    machine = fleet.add("a", "b")
+    host = host_of(machine)
+    wait_until(lambda: host in fleet.reports(), machine.text)
+    boot = fleet.reports()[host].boot
+
+    def order(number: int, size: int, *, fence: int = 7, model: str = "a", boot: str = boot) -> None:
+        start = StartOrder(
+            number=number, worker=f"{host}/{fence}.{number}", model=model, shares=(Share(CPU, size),), why="of a test"
+        )
+        orders = MachineOrders(at=time.time(), fence=fence, planner="test", boot=boot, starts=(start,))
+        fleet.client.hset(keys.ORDERS, host, encode(orders))
+        fleet.client.publish(keys.machine_channel(host), b"")
+
+    def until_done(number: int, fence: int = 7) -> None:
+        wait_until(lambda: (fleet.reports()[host].done, fleet.reports()[host].fence) == (number, fence), machine.text)
+
+    wait_until(lambda: needs_of(fleet, host) == {"a", "b"}, machine.text)
+    order(1, 1 << 50)
+    until_done(1)
+    wait_until(lambda: "a is not loaded: it takes 1,048,576.0 GiB of cpu" in machine.text(), machine.text)
+    assert fleet.states("a")[host].status == "unloaded", "calls may still wait for it"
+    order(1, 1 << 20)  # it has been dealt with
+    order(2, 1 << 20, fence=6)  # of a planner that another one has taken the place of
+    order(3, 1 << 20, boot="another")  # for a supervisor that is gone
+    time.sleep(1.5)
+    assert not fleet.workers()
+    order(2, 1 << 20, model="b")
+    until_done(2)
+    order(1, 1 << 20, fence=8)
+    until_done(1, fence=8)
+    wait_until(lambda: fleet.workers() == [f"a@{host}", f"b@{host}"], machine.text)
+    # Orders that end, and a planner that is gone, cost no worker.
+    fleet.client.delete(keys.ORDERS)
+    time.sleep(1.0)
+    assert len(fleet.workers()) == 2
+    fleet.client.delete(keys.PLANNER)
+    wait_until(lambda: fleet.planner() == host, fleet.text)
+    assert len(fleet.workers()) == 2
+
+
+def needs_of(fleet: Fleet, host: str) -> set[str]:
+    """Return the models whose need a machine has told."""
+    told = fleet.fields(keys.MACHINE_MODELS).get(host)
+    models = decode_catalog(told).models if told is not None else {}
+    return {name for name, model in models.items() if model.need is not None}
 
 
 def is_open(port: int) -> bool:
