@@ -55,10 +55,14 @@ def key_of(spec: ModelSpec, build: str) -> str:
     plain = {name: getattr(spec, name) for name in spec.__struct_fields__ if name not in _NOT_OF_MEMORY}
     plain["adapters"] = [msgspec.structs.replace(adapter, price=None) for adapter in spec.adapters]
     digest = hashlib.sha256(msgspec.json.encode((build, plain), order="deterministic"))
-    for file in _files(spec):
-        status = file.stat()
-        digest.update(f"{file.resolve()} {status.st_size} {status.st_mtime_ns}\n".encode())
+    digest.update(stamp_of(spec).encode())
     return digest.hexdigest()
+
+
+def stamp_of(spec: ModelSpec) -> str:
+    """Return a text that is another one once a file of the model's has changed. Raises OSError if one is not there."""
+    told = ((file.resolve(), file.stat()) for file in _files(spec))
+    return "".join(f"{place} {status.st_size} {status.st_mtime_ns}\n" for place, status in told)
 
 
 def _files(spec: ModelSpec) -> Iterator[Path]:

@@ -28,6 +28,7 @@ from workers.models.spec import (
 )
 from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol.requests import Name
+from workers.protocol.residency import MAX_MODELS
 from workers.residency.policy import Group, Residency, shared_faults
 
 
@@ -131,6 +132,11 @@ class CatalogError(ValueError):
 def check(catalog: Catalog, origin: str) -> Catalog:
     """Return the catalog if it keeps the rules that a schema can't express: one source per model, unique names, aliases
     of known models, and so on. Raises CatalogError otherwise. `origin`: name of the catalog's file for the message."""
+    if (number := sum(model.residency is not None for model in catalog.models)) > MAX_MODELS:
+        raise CatalogError(
+            f"{origin}: {number:,} models have `residency`, and supervisors can tell gateways of {MAX_MODELS:,}; leave "
+            "some out, or serve them by another fleet"
+        )
     names: set[str] = set()
     for number, model in enumerate(catalog.models):
         where = f"{origin}: models[{number}] ({model.name})"

@@ -14,6 +14,9 @@ from workers.protocol.residency import ModelDemand
 from workers.residency.picture import NEVER, Demand, Failure, Machine, Model, Need, Picture, Worker
 from workers.residency.policy import Group, Residency
 
+AHEAD_S = 60.0
+"""Seconds by which what a gateway tells may lie ahead of this machine's clock."""
+
 
 @dataclass(frozen=True, slots=True)
 class MachineView:
@@ -152,7 +155,9 @@ def _used(worker: Worker, demand: ModelDemand, num_serving: int, now: float) -> 
     """Return the worker of a model that was used last, with what gateways tell of the model's calls."""
     # A heartbeat may not have a call yet that its gateway has placed; of several workers, any may have it.
     num_running = max(worker.num_running, demand.num_running) if num_serving == 1 else worker.num_running
-    last_used = max(worker.last_used, demand.used_at or NEVER, now if num_running else NEVER)
+    # A gateway whose clock was set back has noted a time that is still to come: its model would be in use till then.
+    used_at = demand.used_at if 0.0 < demand.used_at <= now + AHEAD_S else NEVER
+    last_used = max(worker.last_used, used_at, now if num_running else NEVER)
     num_taken = int(last_used > worker.since)
     return replace(worker, num_running=num_running, last_used=last_used, num_taken=num_taken)
 
