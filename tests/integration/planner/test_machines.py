@@ -72,7 +72,8 @@ class Fleet:
         programs = self.machines[number]
         return programs.start(
             *("supervisor", "--catalog", str(programs.folder / "catalog.json")),
-            PADDOCK_REDIS_URL=self.server.url_of("worker"),
+            PADDOCK_REDIS_URL=self.server.url_of("supervisor"),
+            PADDOCK_WORKER_REDIS_URL=self.server.url_of("worker"),
             PADDOCK_WORKER_SECRET="shared",
         )
 
