@@ -19,6 +19,7 @@ from workers.models.catalog_faults import faults_of, shown, shown_as_flag
 from workers.models.cores import cores_of, shares_of
 from workers.models.default_sampling import DefaultSampling
 from workers.models.overrides import TensorOverride
+from workers.models.prices import Rates
 from workers.models.spec import (
     MAX_SHARED_BYTES,
     ControlVectorSpec,
@@ -118,7 +119,7 @@ FIELDS = sorted(
     field.name
     for struct in (
         *(Catalog, Defaults, ModelSpec, LlamaSettings, TensorOverride, ControlVectorSpec, DefaultSampling),
-        *(SpeculationSettings, DraftSpec, AliasChain, Target, AliasParameters, Residency, Group),
+        *(SpeculationSettings, DraftSpec, AliasChain, Target, AliasParameters, Residency, Group, Rates),
     )
     for field in msgspec.structs.fields(struct)
 )

@@ -16,6 +16,7 @@ from workers.footprint.learned import Learned, key_of, stamp_of
 from workers.footprint.predict import Bounds, predict
 from workers.footprint.prediction import Unpredictable, build_of, dry_run
 from workers.models.spec import ModelSpec
+from workers.protocol.residency import Detail, Why
 from workers.residency.picture import Need
 from workers.settings import SupervisorSettings
 from workers.supervisor.child import Backoff
@@ -59,7 +60,7 @@ class Needs:
     outdated: dict[str, Prediction] = field(default_factory=dict)
     """Model -> the prediction for the settings, or the files, that it had before. Its workers of then run on until the
     model can be loaded with its new ones."""
-    refused: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, Why] = field(default_factory=dict)
     """Model -> why its memory can't be predicted. It is not loaded. It is predicted again while it is wanted, since
     what was wrong may have passed: a file that was being copied, a process that could not be started."""
     retry_at: dict[str, float] = field(default_factory=dict)
@@ -122,7 +123,7 @@ class Needs:
                 # RuntimeError: no thread could be started.
                 except (Unpredictable, OSError, RuntimeError, MemoryError) as error:
                     if self._specs.get(name) is spec:
-                        self._refuse(name, str(error) or "there is no memory to predict its memory with")
+                        self._refuse(name, str(error) or "there is no memory for it")
                 else:
                     if self._specs.get(name) is spec:
                         self._forgive(name)
@@ -141,9 +142,10 @@ class Needs:
     def _is_due(self, name: str) -> bool:
         return name in self._specs and time.monotonic() >= self._due_at[name]
 
-    def _refuse(self, name: str, why: str) -> None:
+    def _refuse(self, name: str, error: str) -> None:
+        why = without_folders(Why.of("its memory can't be predicted", Detail(f": {error}")))
         pause_s = self._pauses.setdefault(name, Backoff(AGAIN_S, AGAIN_LATEST_S)).after(0.0)
-        self.refused[name], self._due_at[name] = without_folders(why), time.monotonic() + pause_s
+        self.refused[name], self._due_at[name] = why, time.monotonic() + pause_s
         self.retry_at[name] = time.time() + pause_s
 
     def _forgive(self, name: str) -> None:
@@ -165,9 +167,9 @@ class Needs:
         return Prediction(wanted, spec, need_of(footprint, spec), stamp)
 
 
-def without_folders(why: str) -> str:
-    """Return a reason with files' names in place of their paths: callers are told of it."""
-    return FOLDERS.sub("", why)
+def without_folders(why: Why) -> Why:
+    """Return a reason with files' names in place of their paths in its details: callers are told of it."""
+    return Why(tuple(Detail(FOLDERS.sub("", part.detail)) if isinstance(part, Detail) else part for part in why.parts))
 
 
 def bounds_of(settings: SupervisorSettings) -> Bounds:

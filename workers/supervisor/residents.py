@@ -36,7 +36,7 @@ from workers.planner.messages import (
     ToldWorker,
 )
 from workers.protocol import residency
-from workers.protocol.residency import MachineModels, ModelDemand, ModelState, ModelStatus
+from workers.protocol.residency import MachineModels, ModelDemand, ModelState, ModelStatus, Why
 from workers.residency.ledger import free_bytes
 from workers.residency.picture import CPU, NEVER, Device, Failure, Share, Status
 from workers.residency.plan import HOPELESS
@@ -175,7 +175,7 @@ class Residents:
         self._needs.serve(models)
         self._changed.set()
 
-    def note_death(self, worker: PlannedWorker, why: str) -> None:
+    def note_death(self, worker: PlannedWorker, why: Why) -> None:
         """Note that a worker's process ended by itself. One that has served is started again by its supervisor."""
         resident = self._residents.get(worker.name)
         if resident is None or resident.status == "draining":
@@ -183,7 +183,7 @@ class Residents:
         now = time.time()
         model = worker.model.name
         if resident.status == "ready" and model in self._needs.found and not self._needs.holds(model):
-            self._dismiss(worker.name, "its file has changed", now)
+            self._dismiss(worker.name, Why.of("its file has changed"), now)
         elif resident.status == "ready":
             resident.status, resident.since = "loading", now
         elif resident.status == "reserved":
@@ -275,9 +275,9 @@ class Residents:
             if resident.status == "loading" and (pid := pids.get(name)) is not None:
                 resident.seen_bytes = taken_bytes(pid) or 0
             if resident.status == "loading" and now - resident.since > LOAD_TIMEOUT_S:
-                self._fail(resident, f"it did not register within {LOAD_TIMEOUT_S:g} s", now)
+                self._fail(resident, Why.of(f"it did not register within {LOAD_TIMEOUT_S:g} s"), now)
             elif resident.status == "loading" and not pids.get(name) and now - resident.since > START_TIMEOUT_S:
-                self._fail(resident, "its process can't be started; the supervisor's log says why", now)
+                self._fail(resident, Why.of("its process can't be started; the supervisor's log says why"), now)
 
     def _note_loaded(self, model: str) -> None:
         past = self._past_of(model)
@@ -286,14 +286,14 @@ class Residents:
     def _past_of(self, model: str) -> _Past:
         return self._past.setdefault(model, _Past())
 
-    def _fail(self, resident: _Resident, why: str, now: float) -> None:
+    def _fail(self, resident: _Resident, why: Why, now: float) -> None:
         model = resident.worker.model.name
         past = self._past_of(model)
         pause_s = min(FIRST_PAUSE_S * 2**past.num_failures, LONGEST_PAUSE_S)
         past.failure = Failure(model, now + pause_s, without_folders(why))
         past.num_failures += 1
         resident.status = "draining"
-        self._console.say(f"paddock: {model} did not load ({why}); it is tried again in {pause_s:g} s")
+        self._console.say(f"paddock: {model} did not load ({why.whole}); it is tried again in {pause_s:g} s")
 
     def _follow(self, orders: MachineOrders | None, supervisor: Supervisor, now: float) -> None:
         """Carry out what is ordered, unless it is of a planner that another one has taken the place of, or was meant
@@ -321,7 +321,7 @@ class Residents:
         for resident in self._residents.values():
             model = resident.worker.model.name
             if resident.status != "draining" and model not in self._models:
-                self._dismiss(resident.worker.name, f"the catalog does not have {model} any more", now)
+                self._dismiss(resident.worker.name, Why.of("the catalog does not have ", (model,), " any more"), now)
         self._tell_reserved(supervisor, now)
         wanted = tuple(each.worker for each in self._residents.values() if each.status != "draining")
         if {worker.name for worker in wanted} != {worker.name for worker in supervisor.wanted}:
@@ -330,7 +330,7 @@ class Residents:
     def _start(self, start: StartOrder, supervisor: Supervisor, now: float) -> None:
         """Start a worker, or refuse to: what the planner knew can be a second old."""
         if why := self._hindrance(start):
-            self._past_of(start.model).refusal = Failure(start.model, now + REFUSED_PAUSE_S, why)
+            self._past_of(start.model).refusal = Failure(start.model, now + REFUSED_PAUSE_S, Why.of(why))
             self._console.say(f"paddock: {start.model} is not loaded: {why}")
             return
         taken = {*supervisor.pids, *(each.worker.name for each in self._residents.values())}
@@ -346,7 +346,7 @@ class Residents:
             neighbours=1,
         )
         self._residents[worker.name] = _Resident(start.worker, worker, start.shares, now, replaces=start.replaces)
-        self._console.say(f"paddock: {start.model} is loaded: {start.why}")
+        self._console.say(f"paddock: {start.model} is loaded: {start.why.whole}")
 
     def _hindrance(self, start: StartOrder) -> str:
         """Return why a worker can't be started now; empty: it can."""
@@ -366,19 +366,19 @@ class Residents:
                 return f"it takes {gib(share.bytes)} of {share.device}, and {gib(max(0, free))} are free by now"
         return ""
 
-    def _dismiss(self, name: str, why: str, now: float) -> None:
+    def _dismiss(self, name: str, why: Why, now: float) -> None:
         resident = self._residents[name]
         model = resident.worker.model.name
         resident.status = "draining"
         if all(each.worker.model.name != model or each.status == "draining" for each in self._residents.values()):
             self._past_of(model).left_at = now
-        self._console.say(f"paddock: {name} of {model} leaves: {why}")
+        self._console.say(f"paddock: {name} of {model} leaves: {why.whole}")
 
-    def _reserve(self, resident: _Resident, why: str, now: float, *, is_reserved: bool) -> None:
+    def _reserve(self, resident: _Resident, why: Why, now: float, *, is_reserved: bool) -> None:
         resident.status, resident.told_at = "reserved" if is_reserved else "ready", NEVER
         resident.settles_at = math.inf if is_reserved and not resident.is_told_reserved else now + SETTLE_S
         calls = "no more calls" if is_reserved else "calls again"
-        self._console.say(f"paddock: {resident.worker.name} of {resident.worker.model.name} gets {calls}: {why}")
+        self._console.say(f"paddock: {resident.worker.name} of {resident.worker.model.name} gets {calls}: {why.whole}")
 
     def _tell_reserved(self, supervisor: Supervisor, now: float) -> None:
         """Tell workers whether they are reserved, until their heartbeats say so."""
@@ -400,9 +400,7 @@ class Residents:
             devices=self._devices,
             is_leaving=is_leaving,
             workers=tuple(map(self._told, self._residents.values())),
-            failures={
-                model: ToldFailure(not_before=each.not_before, reason=each.reason) for model, each in failures.items()
-            },
+            failures={model: ToldFailure(not_before=each.not_before, why=each.why) for model, each in failures.items()},
             loaded=tuple(model for model, past in self._past.items() if past.was_loaded),
             left={model: past.left_at for model, past in self._past.items() if past.left_at != NEVER},
         )
@@ -488,11 +486,12 @@ class Residents:
             elif failure is not None or model in self._needs.refused:
                 status = "failed"
             wait = waits.get(model)
-            why = self._needs.refused.get(model) or (failure.reason if failure is not None else "")
-            hopeless = model in self._needs.refused or (wait is not None and wait.reason in HOPELESS)
+            refused = self._needs.refused.get(model)
+            why = refused or (failure.why if failure is not None else Why())
+            hopeless = refused is not None or (wait is not None and wait.reason in HOPELESS)
             found[model] = ModelState(
                 status=status,
-                why=why or (wait.why if wait is not None else ""),
+                why=why or (wait.why if wait is not None else Why()),
                 is_hopeless=hopeless and status not in ("loaded", "loading"),
                 retry_at=failure.not_before if failure is not None else self._needs.retry_at.get(model, 0.0),
             )

@@ -168,7 +168,7 @@ def test_what_fails_to_load_is_told_and_tried_again(
     crowd.wait_for("a", "b")
     wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
     wait_until(lambda: states(client)["b"].status == "failed", lambda: str(states(client)))
-    assert "no.such.key" in states(client)["b"].why
+    assert "no.such.key" in states(client)["b"].why.whole
     catalog.write(catalog.entry("a", residency=LAZY), catalog.entry("b", residency=LAZY))
     wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
 
@@ -183,7 +183,7 @@ def test_a_worker_serves_on_where_its_new_settings_can_not_be_loaded(
     first = boots(server, "a")
     crowd.use("a")
     catalog.write(catalog.entry("a", residency=LAZY, llama={"n_threads": 1, "override_kv": {"no.such.key": 1}}))
-    wait_until(lambda: "no.such.key" in states(client)["a"].why, lambda: str(states(client)))
+    wait_until(lambda: "no.such.key" in states(client)["a"].why.whole, lambda: str(states(client)))
     crowd.use("a")
     time.sleep(2.0)
     assert states(client)["a"].status == "loaded"
@@ -202,7 +202,7 @@ def test_a_worker_that_is_killed_while_it_loads_is_a_failure_with_a_reason(
     kill_worker(station, crowd)
     crowd.tell()
     wait_until(lambda: states(client)["a"].status == "failed", lambda: str(states(client)))
-    assert "SIGKILL" in states(client)["a"].why
+    assert "SIGKILL" in states(client)["a"].why.whole
     wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
 
 
@@ -221,7 +221,7 @@ def test_a_worker_whose_process_can_not_be_started_is_a_failure(
             return states(client)["a"].status == "failed"
 
         wait_until(has_failed, lambda: str(states(client)) + station.text())
-        assert "can't be started" in states(client)["a"].why
+        assert "can't be started" in states(client)["a"].why.whole
     wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
 
 
@@ -255,8 +255,8 @@ def test_a_file_that_is_cut_under_its_worker_costs_that_worker_only(
     os.truncate(file, 4096)
     kill_worker(station, crowd)
     wait_until(lambda: states(client)["a"].status == "failed", lambda: str(states(client)))
-    assert "truncated" in states(client)["a"].why
-    assert str(programs.folder) not in states(client)["a"].why
+    assert "truncated" in states(client)["a"].why.whole
+    assert str(programs.folder) not in states(client)["a"].why.whole
     shutil.copyfile(model, file)
     wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
     assert boots(server, "b") == others

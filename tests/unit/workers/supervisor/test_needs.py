@@ -15,6 +15,7 @@ from workers.footprint.devices import HOST, DeviceState
 from workers.footprint.learned import Learned
 from workers.footprint.predict import Bounds
 from workers.models.spec import LlamaSettings, ModelSpec
+from workers.protocol.residency import Detail, Why
 from workers.supervisor import needs as predictions
 from workers.supervisor.needs import Needs, without_folders
 
@@ -48,7 +49,8 @@ async def test_what_could_not_be_predicted_is_predicted_again_while_it_is_wanted
     running = asyncio.create_task(needs.run(asyncio.Event()))
     try:
         await until(lambda: "m" in needs.refused, needs)
-        assert needs.refused["m"].startswith("m.gguf: truncated"), "callers are told: names, and no paths"
+        told = needs.refused["m"].whole
+        assert told.startswith("its memory can't be predicted: m.gguf: truncated"), "callers are told names, no paths"
         shutil.copyfile(DEMO_MODEL, file)
         await until(lambda: "m" in needs.found, needs)
         assert not needs.refused
@@ -68,7 +70,7 @@ async def test_what_could_not_be_predicted_is_predicted_again_while_it_is_wanted
     ],
 )
 def test_callers_are_told_names_and_no_folders(why: str, told: str) -> None:
-    assert without_folders(why) == told
+    assert without_folders(Why.of(Detail(why))).whole == told
 
 
 async def test_a_file_that_was_replaced_is_predicted_anew_before_it_is_loaded(tmp_path: Path) -> None:
