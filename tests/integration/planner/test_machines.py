@@ -33,8 +33,8 @@ from workers.planner.messages import (
     decode_report,
     encode,
 )
-from workers.protocol import keys
-from workers.protocol.residency import LIFE_S, ModelDemand, ModelState, Why, residency
+from workers.protocol import keys, residency
+from workers.protocol.residency import LIFE_S, ModelDemand, ModelState, Why
 from workers.residency.picture import CPU, Share
 from workers.supervisor.plan import host_id
 
