@@ -152,6 +152,8 @@ class Waiter:
     """The timeout that ends the call's wait."""
     refusal: ModelNotLoaded | None = None
     """Why the call had better not wait any longer, since its model has no worker and gets none; None: it may wait."""
+    may_load: bool = True
+    """Whether its model may be loaded for it."""
 
     @property
     def id(self) -> str:

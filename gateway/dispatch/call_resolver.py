@@ -78,11 +78,12 @@ class CallResolver:
         adapters: Sequence[AdapterUse] = (),
         held_bytes: int = 0,
         strict: bool = False,
+        autoload: bool | None = None,
     ) -> Call:
         """Return a new call. `alias`: the model's name; empty: the default model. `job`: what the model is asked to
         do; None: the call only asks about the model. `conversation` returns a hash that picks one of the models that
-        share the name. `adapters`: those that the request names beside its model. `begin_by` and `held_bytes` as in
-        `Call`, `strict` as in `ModelNames.resolve_call`.
+        share the name. `adapters`: those that the request names beside its model. `begin_by`, `held_bytes` and
+        `autoload` as in `Call`, `strict` as in `ModelNames.resolve_call`.
 
         Raises Stopping, ModelNotFound, Unavailable, PermissionDenied; NotSupported if the model can't do the job;
         InvalidRequest if `alias` is empty and several models could be meant."""
@@ -119,6 +120,7 @@ class CallResolver:
             kind=kind,
             fallbacks=models[1:],
             held_bytes=held_bytes,
+            autoload=autoload,
         )
         call = self._served(call, request_log)
         request_log.adapter = call.adapter or first_adapter(adapters, tuple(fleet.contents.get(call.model, ())))
