@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +33,10 @@ class Prediction:
     spec: ModelSpec
     """The model's spec with as many KV cells as were counted, and its share of the cores."""
     need: Need
+    footprint: Footprint
+    """As predicted, without what was learned."""
+    key: str
+    """What is learned of such workers is kept by this key."""
 
 
 @dataclass(slots=True)
@@ -102,8 +107,14 @@ class Needs:
         footprint = predict(run, spec, bounds=self.bounds, gpus=[ROOMY] * spec.gpus if uses_gpu else ())
         if footprint.num_cells and not spec.kv_tokens and not uses_gpu:
             spec = replace(spec, kv_tokens=footprint.num_cells)
-        footprint = self.learned.corrected(key_of(spec, build_of()), footprint)
-        return Prediction(spec, need_of(footprint, spec))
+        key = key_of(spec, build_of())
+        return Prediction(spec, need_of(self.learned.corrected(key, footprint), spec), footprint, key)
+
+    def correct(self, name: str) -> None:
+        """Correct a model's prediction by what was learned since. Reads a small file."""
+        prediction = self.found[name]
+        footprint = self.learned.corrected(prediction.key, prediction.footprint)
+        self.found[name] = dataclasses.replace(prediction, need=need_of(footprint, prediction.spec))
 
 
 def bounds_of(settings: SupervisorSettings) -> Bounds:
