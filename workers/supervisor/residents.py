@@ -13,11 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
+
+from msgspec import structs
 
 from workers.footprint.devices import HOST, DeviceProvider, DeviceState, providers
 from workers.footprint.learned import FILE, Learned
 from workers.footprint.taken import taken_bytes
 from workers.models.catalog import Catalog
+from workers.models.files import parts
 from workers.models.spec import ModelSpec
 from workers.protocol import keys, residency
 from workers.protocol.residency import MachineModels, ModelDemand, ModelState, ModelStatus
@@ -27,7 +31,6 @@ from workers.residency.picture import (
     NEVER,
     Demand,
     Device,
-    Failure,
     Machine,
     Model,
     Picture,
@@ -35,21 +38,22 @@ from workers.residency.picture import (
     Status,
     Worker,
 )
-from workers.residency.plan import HOPELESS, Drain, Plan, Reserve, Start, Stop
+from workers.residency.plan import HOPELESS, Drain, Plan, Reserve, Start, Stop, Wait
 from workers.residency.policy import Group
 from workers.settings import SupervisorSettings
 from workers.supervisor.fleet import Fleet, Look
+from workers.supervisor.history import STABLE_S, Death, History
+from workers.supervisor.load_watch import LoadWatch, mapped_size
 from workers.supervisor.needs import Needs, bounds_of
 from workers.supervisor.output import Console
 from workers.supervisor.plan import PlannedWorker, Site, is_served_alike
+from workers.supervisor.readings import Readings
 from workers.supervisor.supervisor import Supervisor
 
 ASKED_LIFE_S = 600.0
 """Seconds for which an admin's wish to load a model is remembered."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
-"""Seconds after which a model that failed to load is tried again; each further time it is twice as long."""
-LOAD_TIMEOUT_S = 1800.0
-"""Seconds after which a worker that does not register counts as hung."""
+MOST_LOGS = 32
+"""Number of models, those that failed last, whose last lines of log are told."""
 RESERVE_SHARE = 0.02
 """Share of a device that is left to others."""
 
@@ -64,16 +68,8 @@ class _Resident:
     status: Status = "loading"
     last_used: float = NEVER
     num_running: int = 0
-
-
-@dataclass(slots=True)
-class _Past:
-    """The history of a model, which outlives its workers."""
-
-    was_loaded: bool = False
-    left_at: float = NEVER
-    num_failures: int = 0
-    failure: Failure | None = None
+    is_stable: bool = False
+    watch: LoadWatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +95,17 @@ class Residents:
         needs: Needs,
         providers: Sequence[DeviceProvider],
         console: Console,
+        load_stall_s: float,
     ) -> None:
+        """`load_stall_s`: seconds after which a load that does nothing counts as hung; 0: never."""
         self._site = site
+        self._stall_s = load_stall_s
         self._needs = needs
         self._providers = providers
+        self._readings = Readings(needs, providers)
         self._console = console
         self._models: dict[str, ModelSpec] = {}
-        self._past: dict[str, _Past] = {}
+        self._past: dict[str, History] = {}
         self._residents: dict[str, _Resident] = {}
         self._unloaded: frozenset[str] = frozenset()
         self._demand: dict[str, ModelDemand] = {}
@@ -125,28 +125,38 @@ class Residents:
 
     def serve(self, models: Sequence[ModelSpec], rules: Rules) -> None:
         """Serve these models from now on. Workers of models that are gone, or have changed, drain."""
+        for model in models:
+            before = self._models.get(model.name)
+            if before is None or not is_served_alike(model, before):
+                self._past_of(model.name).forgive()
         self._models, self._rules = {model.name: model for model in models}, rules
         self._needs.models_max = rules.models_max
         self._needs.serve(models)
         self._changed.set()
 
-    def note_death(self, worker: PlannedWorker, why: str) -> None:
-        """Note that a worker's process ended by itself. One that has served is started again by its supervisor."""
+    def note_death(self, worker: PlannedWorker, death: Death) -> None:
+        """Note that a worker's process ended by itself. Its supervisor starts it again, unless its model has failed."""
         resident = self._residents.get(worker.name)
         if resident is None or resident.status == "draining":
             return
-        now = time.time()
+        now, past = time.time(), self._past_of(worker.model.name)
         if resident.status == "ready":
-            resident.status, resident.since = "loading", now
+            pause_s = past.died_serving(death, now - resident.since, now)
         else:
-            self._fail(resident, why, now)
+            pause_s = past.died_loading(death, now)
+        if pause_s is not None:
+            self._give_up(resident, pause_s)
+        else:
+            resident.status, resident.since, resident.is_stable = "loading", now, False
+            if resident.watch is not None:
+                resident.watch = resident.watch.again(now)
         self._changed.set()
 
     async def run(self, supervisor: Supervisor, fleet: Fleet) -> None:
         """Load and unload until cancelled."""
         this = asyncio.current_task()
         async with asyncio.TaskGroup() as tasks:
-            predicting = tasks.create_task(self._needs.run(self._changed))
+            beside = [tasks.create_task(self._needs.run(self._changed)), tasks.create_task(self._readings.run())]
             told_at, marked_at, states = 0.0, 0.0, MachineModels(at=0.0, models={})
             # Redis' client can swallow a cancellation before Python 3.12 (python/cpython#86296), so it is looked for.
             while this is None or not this.cancelling():
@@ -160,13 +170,14 @@ class Residents:
                     self._update(look, supervisor, now)
                     self._act(supervisor, now)
                     new = MachineModels(at=now, models=self._states(now))
-                    if new.models != states.models or now - told_at >= residency.TOLD_EVERY_S:
+                    if _besides(new) != _besides(states) or now - told_at >= residency.TOLD_EVERY_S:
                         await fleet.tell(self._site.host, new, self._answered())
                         told_at, states = now, new
                 with suppress(TimeoutError):
                     async with asyncio.timeout(residency.LOOK_EVERY_S):
                         await self._changed.wait()
-            predicting.cancel()
+            for task in beside:
+                task.cancel()
 
     async def _mark(self, fleet: Fleet, *, first: bool) -> bool:
         """Mark the models as supervised and read which ones admins have unloaded; return whether Redis answered."""
@@ -182,8 +193,11 @@ class Residents:
         self._asked = {
             model: at for model, at in look.asked.items() if model in self._models and abs(now - at) < ASKED_LIFE_S
         }
+        for model, at in self._asked.items():
+            self._past_of(model).note_asked(at)
         self._needs.want([*self._demand, *self._asked])
         self._pids = supervisor.pids
+        self._readings.keep(self._pids.values())
         for name, resident in list(self._residents.items()):
             if resident.status == "draining":
                 if name not in self._pids:
@@ -192,7 +206,10 @@ class Residents:
             beat = look.beats.get(resident.worker.worker_id)
             if beat is not None and resident.status == "loading":
                 resident.status, resident.since = "ready", now
-                self._note_loaded(resident.worker.model.name)
+                self._past_of(resident.worker.model.name).note_loaded()
+            elif resident.status == "ready" and not resident.is_stable and now - resident.since > STABLE_S:
+                resident.is_stable = True
+                self._past_of(resident.worker.model.name).note_stable()
             if beat is not None:
                 resident.num_running = beat.load.slots_busy + beat.load.waiting
             model = resident.worker.model.name
@@ -200,27 +217,35 @@ class Residents:
             if self._num_residents(model) == 1:  # a heartbeat may not have a call yet that its gateway has placed
                 resident.num_running = max(resident.num_running, told.num_running)
             resident.last_used = max(resident.last_used, told.used_at, now if resident.num_running else NEVER)
-            if resident.status == "loading" and now - resident.since > LOAD_TIMEOUT_S:
-                self._fail(resident, f"it did not register within {LOAD_TIMEOUT_S:g} s", now)
+            if resident.status == "loading":
+                self._watch(resident, supervisor, now)
+            elif (pid := self._pids.get(name)) is not None:
+                has_served = resident.last_used > resident.since
+                self._readings.note(resident.worker, pid, now - resident.since, has_served=has_served)
 
     def _num_residents(self, model: str) -> int:
         residents = self._residents.values()
         return sum(each.worker.model.name == model and each.status != "draining" for each in residents)
 
-    def _note_loaded(self, model: str) -> None:
-        past = self._past_of(model)
-        past.was_loaded, past.num_failures, past.failure = True, 0, None
+    def _past_of(self, model: str) -> History:
+        return self._past.setdefault(model, History(model))
 
-    def _past_of(self, model: str) -> _Past:
-        return self._past.setdefault(model, _Past())
+    def _watch(self, resident: _Resident, supervisor: Supervisor, now: float) -> None:
+        """Look how far a worker is that loads, and end it if it hangs."""
+        if resident.watch is None:
+            return
+        resident.watch.look(self._pids.get(resident.worker.name), now)
+        if why := resident.watch.hung(self._stall_s, now):
+            supervisor.give_up(resident.worker.name)
+            self._give_up(resident, self._past_of(resident.worker.model.name).failed(Death(None, why), now))
 
-    def _fail(self, resident: _Resident, why: str, now: float) -> None:
+    def _give_up(self, resident: _Resident, pause_s: float) -> None:
+        """Have no worker in this place, as its model has failed."""
         model = resident.worker.model.name
-        past = self._past_of(model)
-        pause_s = min(FIRST_PAUSE_S * 2**past.num_failures, LONGEST_PAUSE_S)
-        past.num_failures, past.failure = past.num_failures + 1, Failure(model, now + pause_s, why)
         resident.status = "draining"
-        self._console.say(f"paddock: {model} did not load ({why}); it is tried again in {pause_s:g} s")
+        failure = self._past_of(model).failure
+        why = failure.reason if failure is not None else ""
+        self._console.say(f"paddock: {model} did not load ({why}); it is tried again in {pause_s:.0f} s")
 
     def _act(self, supervisor: Supervisor, now: float) -> None:
         """Decide, and have the supervisor keep what was decided."""
@@ -255,7 +280,9 @@ class Residents:
             device=",".join(gpus) or None,
             neighbours=1,
         )
-        self._residents[worker.name] = _Resident(worker, start.shares, now)
+        size = mapped_size(parts(Path(worker.model.path or ""))) if worker.model.llama.use_mmap else 0
+        watch = LoadWatch(supervisor.record_of(worker), size, now)
+        self._residents[worker.name] = _Resident(worker, start.shares, now, watch=watch)
         self._console.say(f"paddock: {start.model} is loaded: {start.why}")
 
     def _dismiss(self, name: str, why: str, now: float) -> None:
@@ -275,11 +302,7 @@ class Residents:
                 self._worker(each) for each in self._residents.values() if each.worker.model.name in loadable
             ),
             demand=tuple(each for each in self._demands() if each.model in loadable),
-            failures=tuple(
-                past.failure
-                for past in self._past.values()
-                if past.failure is not None and past.failure.not_before > now
-            ),
+            failures=tuple(failure for past in self._past.values() if (failure := past.pending(now)) is not None),
             unloaded=frozenset(self._unloaded & {*loadable}),
             groups=self._rules.groups,
             models_max=self._rules.models_max,
@@ -331,31 +354,40 @@ class Residents:
         return sorted(loaded & self._asked.keys())
 
     def _states(self, now: float) -> dict[str, ModelState]:
-        statuses: dict[str, set[Status]] = {}
-        for resident in self._residents.values():
-            statuses.setdefault(resident.worker.model.name, set()).add(resident.status)
         waits = {wait.model: wait for wait in self._plan.waits()}
-        found: dict[str, ModelState] = {}
-        for model in self._models:
-            past = self._past.get(model)
-            failure = past.failure if past is not None and past.failure and past.failure.not_before > now else None
-            status: ModelStatus = "unloaded"
-            if "ready" in statuses.get(model, ()):
-                status = "loaded"
-            elif "loading" in statuses.get(model, ()):
-                status = "loading"
-            elif failure is not None or model in self._needs.refused:
-                status = "failed"
-            wait = waits.get(model)
-            why = self._needs.refused.get(model) or (failure.reason if failure is not None else "")
-            hopeless = model in self._needs.refused or (wait is not None and wait.reason in HOPELESS)
-            found[model] = ModelState(
-                status=status,
-                why=why or (wait.why if wait is not None else ""),
-                is_hopeless=hopeless and status not in ("loaded", "loading"),
-                retry_at=failure.not_before if failure is not None else 0.0,
-            )
-        return found
+        logs = sorted((past for past in self._past.values() if past.last), key=lambda past: -past.failed_at)
+        told = {past.model for past in logs[:MOST_LOGS]}
+        return {model: self._state(model, waits.get(model), now, with_log=model in told) for model in self._models}
+
+    def _state(self, model: str, wait: Wait | None, now: float, *, with_log: bool) -> ModelState:
+        residents = [each for each in self._residents.values() if each.worker.model.name == model]
+        past, refused = self._past_of(model), self._needs.refused.get(model)
+        failure, last = past.pending(now), past.last
+        status: ModelStatus = "unloaded"
+        if any(each.status == "ready" for each in residents):
+            status = "loaded"
+        elif any(each.status == "loading" for each in residents):
+            status = "loading"
+        elif failure is not None or refused:
+            status = "failed"
+        whys = (refused, failure and failure.reason, wait and wait.why, last and last.reason)
+        shares = [each.watch.progress for each in residents if each.status == "loading" and each.watch is not None]
+        return ModelState(
+            status=status,
+            progress=max((share for share in shares if share is not None), default=None),
+            why=next((why for why in whys if why), ""),
+            is_hopeless=(bool(refused) or (wait is not None and wait.reason in HOPELESS))
+            and status not in ("loaded", "loading"),
+            retry_at=failure.not_before if failure is not None else 0.0,
+            num_failures=past.num_failures,
+            exit_code=last.code if last is not None else None,
+            log=last.lines if last is not None and with_log else (),
+        )
+
+
+def _besides(told: MachineModels) -> dict[str, ModelState]:
+    """Return the models' states without their progress, which changes all the time while one loads."""
+    return {name: structs.replace(state, progress=None) for name, state in told.models.items()}
 
 
 def _others(device: DeviceState) -> int:
@@ -394,4 +426,4 @@ def residents_of(
     sources = providers()
     states = [state for provider in sources for state in provider.devices()]
     needs = Needs(Learned(settings.state_dir / FILE), bounds_of(settings), states, site.cores)
-    return Residents(models, Rules.of(found), site, needs, sources, console)
+    return Residents(models, Rules.of(found), site, needs, sources, console, settings.load_stall_s)

@@ -20,6 +20,7 @@ from workers.settings import EveryWorkerSettings, ModelSettings, PaddockSettings
 from workers.supervisor import state_folder
 from workers.supervisor.child import Child, Recipe, WorkerSlot, describe
 from workers.supervisor.fleet import Fleet
+from workers.supervisor.history import Death
 from workers.supervisor.output import Console, Output
 from workers.supervisor.plan import PlannedWorker, environment_of
 
@@ -60,8 +61,8 @@ class _Post:
 class Chooser(Protocol):
     """Decides which workers are wanted, while they run."""
 
-    def note_death(self, worker: PlannedWorker, why: str) -> None:
-        """Note that a worker's process has ended by itself. `why`: for people."""
+    def note_death(self, worker: PlannedWorker, death: Death) -> None:
+        """Note that a worker's process has ended by itself."""
         ...
 
 
@@ -150,6 +151,15 @@ class Supervisor:
     def hurry(self) -> None:
         for post in self._posts.values():
             post.slot.hurry()
+
+    def give_up(self, name: str) -> None:
+        """Have a worker that hangs killed at once when it is not wanted any more."""
+        if name in self._posts:
+            self._posts[name].slot.hurry()
+
+    def record_of(self, worker: PlannedWorker) -> Path:
+        """Return the file in which a worker tells what it does (`workers.process.black_box`)."""
+        return black_box_of(worker, self._settings)
 
     def _running(self) -> list[asyncio.Task[Any]]:
         """Return what is to be waited for until all has ended."""
@@ -275,14 +285,15 @@ class Supervisor:
             await asyncio.sleep(keys.SUPERVISED_INTERVAL_S)
 
     async def _bury(self, worker: PlannedWorker, code: int, is_final: bool) -> None:
+        progress = black_box.progress_of(black_box_of(worker, self._settings))
         running = self._black_boxes[worker.name].take()
         if running is not None:
-            told = black_box.describe(running)
-            self._outputs[worker.name].note(f"paddock: {worker.name} died ({describe(code)}) while running {told}")
+            told = f"running {black_box.describe(running)}" if progress is None else f"loading ({progress:.0%} done)"
+            self._outputs[worker.name].note(f"paddock: {worker.name} died ({describe(code)}) while {told}")
         await self._fleet.forget(worker.model.name, worker.worker_id)
         complaint = self._outputs[worker.name].complaint()
         if self._chooser is not None:
-            self._chooser.note_death(worker, f"{describe(code)}: {complaint}")
+            self._chooser.note_death(worker, Death.told(code, complaint, self._outputs[worker.name].recent()))
         if is_final:
             self._on_final(code, f"{worker.name} can't serve {worker.model.name} ({describe(code)}): {complaint}")
 

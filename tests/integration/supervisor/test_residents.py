@@ -144,19 +144,6 @@ def test_what_fails_to_load_is_told_and_tried_again(
     wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
 
 
-def test_a_worker_that_is_killed_while_it_loads_is_a_failure_with_a_reason(
-    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
-) -> None:
-    station, crowd = start(programs, server, catalog), Crowd(client)
-    wait_until(lambda: len(states(client)) == 3, station.text)
-    crowd.wait_for("a")
-    kill_worker(station, crowd)
-    crowd.tell()
-    wait_until(lambda: states(client)["a"].status == "failed", lambda: str(states(client)))
-    assert "SIGKILL" in states(client)["a"].why
-    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
-
-
 def test_a_worker_that_is_killed_while_it_serves_comes_back(
     programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
 ) -> None:
