@@ -42,12 +42,12 @@ from workers.residency.plan import HOPELESS, Drain, Plan, Reserve, Start, Stop, 
 from workers.residency.policy import Group
 from workers.settings import SupervisorSettings
 from workers.supervisor.fleet import Fleet, Look
-from workers.supervisor.history import STABLE_S, Death, History
-from workers.supervisor.load_watch import LoadWatch, mapped_size
+from workers.supervisor.loading.history import STABLE_S, Death, History
+from workers.supervisor.loading.load_watch import LoadWatch, mapped_size
+from workers.supervisor.loading.readings import Readings
 from workers.supervisor.needs import Needs, bounds_of
 from workers.supervisor.output import Console
 from workers.supervisor.plan import PlannedWorker, Site, is_served_alike
-from workers.supervisor.readings import Readings
 from workers.supervisor.supervisor import Supervisor
 
 ASKED_LIFE_S = 600.0
@@ -146,6 +146,8 @@ class Residents:
             pause_s = past.died_loading(death, now)
         if pause_s is not None:
             self._give_up(resident, pause_s)
+        elif death.is_final:  # somebody has stopped it: whoever still wants the model gets a new one
+            self._dismiss(resident.worker.name, f"its worker ended ({death.reason})", now)
         else:
             resident.status, resident.since, resident.is_stable = "loading", now, False
             if resident.watch is not None:

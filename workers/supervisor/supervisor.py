@@ -20,7 +20,7 @@ from workers.settings import EveryWorkerSettings, ModelSettings, PaddockSettings
 from workers.supervisor import state_folder
 from workers.supervisor.child import Child, Recipe, WorkerSlot, describe
 from workers.supervisor.fleet import Fleet
-from workers.supervisor.history import Death
+from workers.supervisor.loading.history import Death
 from workers.supervisor.output import Console, Output
 from workers.supervisor.plan import PlannedWorker, environment_of
 
@@ -293,7 +293,8 @@ class Supervisor:
         await self._fleet.forget(worker.model.name, worker.worker_id)
         complaint = self._outputs[worker.name].complaint()
         if self._chooser is not None:
-            self._chooser.note_death(worker, Death.told(code, complaint, self._outputs[worker.name].recent()))
+            lines = self._outputs[worker.name].recent()
+            self._chooser.note_death(worker, Death.told(code, complaint, lines, is_final=is_final))
         if is_final:
             self._on_final(code, f"{worker.name} can't serve {worker.model.name} ({describe(code)}): {complaint}")
 

@@ -184,6 +184,20 @@ def test_workers_that_die_while_they_serve_are_a_crash_loop(
     wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
 
 
+def test_a_worker_that_somebody_stops_is_replaced(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    """Its exit code says that it is not to be started again, and its model loaded for half an hour."""
+    station, crowd = start(programs, server, catalog), Crowd(client)
+    wait_until(lambda: len(states(client)) == 2, station.text)
+    crowd.wait_for("a")
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    before = boots(server, "a")
+    until_state(client, station, crowd, "a", lambda state: state.status == "loaded")
+    os.kill(station.worker_pid("worker-0"), signal.SIGTERM)
+    wait_until(lambda: is_loaded(server, crowd, "a") and boots(server, "a") != before, station.text)
+
+
 def test_an_unload_ends_a_load_at_once(
     programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
 ) -> None:

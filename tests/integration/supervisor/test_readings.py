@@ -19,9 +19,9 @@ from workers.footprint.learned import FILE, Learned
 from workers.footprint.predict import Bounds
 from workers.footprint.taken import taken_bytes
 from workers.models.spec import ModelSpec
+from workers.supervisor.loading.readings import READ_AT_S, READ_EVERY_S, Readings, due_at
 from workers.supervisor.needs import Needs, Prediction, need_of
 from workers.supervisor.plan import PlannedWorker
-from workers.supervisor.readings import READ_AT_S, READ_EVERY_S, Readings, due_at
 
 MIB = 1 << 20
 SPEC = msgspec.convert(

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from workers.protocol.exits import Exit, in_words
-from workers.supervisor.history import (
+from workers.supervisor.loading.history import (
     CRASHES,
     FIRST_PAUSE_S,
     JITTER,

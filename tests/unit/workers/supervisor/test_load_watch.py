@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from workers.process.black_box import BlackBox
-from workers.supervisor.load_watch import GAP_S, LIBRARIES_BYTES, LOAD_TIMEOUT_S, LoadWatch, Signs, mapped_size
+from workers.supervisor.loading.load_watch import GAP_S, LIBRARIES_BYTES, LOAD_TIMEOUT_S, LoadWatch, Signs, mapped_size
 
 BUSY = "import sys; print(flush=True)\nwhile True: pass"
 IDLE = "import sys; print(flush=True); sys.stdin.read()"

@@ -37,7 +37,7 @@ class _Due:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a worker takes now."""
+    """The memory that a worker takes now."""
 
     host: int
     swapped: int

@@ -50,7 +50,7 @@ class Signs:
 
 @dataclass(slots=True)
 class LoadWatch:
-    """What is known of one load. `look` again and again while it lasts."""
+    """The watch of one load. Call `look` again and again while it lasts."""
 
     record: Path
     """The worker's record, in which it tells its progress."""

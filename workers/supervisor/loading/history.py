@@ -41,11 +41,13 @@ class Death:
     """Why it ended, by its own words."""
     lines: tuple[str, ...] = ()
     """The last lines of its log."""
+    is_final: bool = False
+    """Whether the process is not started again by itself."""
 
     @classmethod
-    def told(cls, code: int | None, complaint: str, lines: Sequence[str] = ()) -> Death:
+    def told(cls, code: int | None, complaint: str, lines: Sequence[str] = (), *, is_final: bool = False) -> Death:
         """Return a death with as much of its log as is kept."""
-        return cls(code, complaint, tuple(line[:MOST_CHARS] for line in lines[-MOST_LINES:]))
+        return cls(code, complaint, tuple(line[:MOST_CHARS] for line in lines[-MOST_LINES:]), is_final)
 
     @property
     def reason(self) -> str:
@@ -61,7 +63,7 @@ class Death:
 
 @dataclass(slots=True)
 class History:
-    """What became of one model's workers on one machine."""
+    """The loads of one model on one machine that failed, and the deaths of its workers."""
 
     model: str
     was_loaded: bool = False
