@@ -122,7 +122,7 @@ def _fit(scene: Scene, wish: Wish, machine: Machine) -> tuple[int, int, int] | N
     room, sizes = scene.ledger.startable(machine.id), scene.ledger.gpu_sizes(machine)
     num_devices = left = 0
     for model in models:
-        fit = estimate(scene.models[model].need, room, sizes)
+        fit = estimate(scene.models[model].need_on(machine.id), room, sizes)
         if fit is None:
             return None
         num_devices, left = num_devices + fit[0], left + fit[1]
@@ -140,9 +140,10 @@ def _placed(scene: Scene, models: Iterable[str], machine: Machine, room: Room) -
     """Return what each model takes of which device, the largest placed first; None if they do not fit together."""
     left = dict(room)
     places: dict[str, tuple[Share, ...]] = {}
-    for model in sorted(models, key=lambda name: (-_size(scene.models[name].need), name)):
+    needs = {model: scene.models[model].need_on(machine.id) for model in models}
+    for model in sorted(needs, key=lambda name: (-_size(needs[name]), name)):
         avoided = _devices_of(scene, model, machine) if scene.of_model.get(model) else frozenset()
-        shares = pack(scene.models[model].need, machine, left, avoided)
+        shares = pack(needs[model], machine, left, avoided)
         if shares is None:
             return None
         places[model] = shares
@@ -207,7 +208,7 @@ def _fits(scene: Scene, models: Sequence[str], machine: Machine, room: Room) -> 
     """Return whether models fit into a machine's room together."""
     if len(models) == 1:
         sizes = sorted(size for device, size in room.items() if device != CPU)
-        return estimate(scene.models[models[0]].need, room, sizes) is not None
+        return estimate(scene.models[models[0]].need_on(machine.id), room, sizes) is not None
     return _placed(scene, models, machine, room) is not None
 
 
@@ -252,12 +253,13 @@ def _freeing(scene: Scene, wish: Wish, option: _Option) -> Wait:
 
 def _refused(scene: Scene, wish: Wish, machines: Sequence[Machine], until: float | None) -> Wait:
     """Return why room can't be made for a wish now."""
-    need, overdue_at = scene.models[wish.model].need, wish.since + scene.bounds.patience_s
-    by_size = max(machines, key=lambda each: largest_room(need, each, scene.ledger.empty[each.id]), default=None)
+    model, overdue_at = scene.models[wish.model], wish.since + scene.bounds.patience_s
+    room = {each.id: largest_room(model.need_on(each.id), each, scene.ledger.empty[each.id]) for each in machines}
+    by_size = max(machines, key=lambda each: room[each.id], default=None)
     if by_size is None:
         return Wait(wish.model, "too_large", f"no machine may run {', '.join(wish.models)}")
     if not any(_placed(scene, wish.models, machine, scene.ledger.empty[machine.id]) for machine in machines):
-        most = gib(largest_room(need, by_size, scene.ledger.empty[by_size.id]))
+        need, most = model.need_on(by_size.id), gib(room[by_size.id])
         size = gib(_size(need) + need.bytes_per_gpu)
         why = f"{wish.model} takes {size}, and {by_size.id}, which has the most, has {most} for one worker"
         return Wait(wish.model, "too_large", why)

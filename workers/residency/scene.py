@@ -49,7 +49,9 @@ class Scene:
         self.actions: list[Action] = []
         self.moments: list[float] = []
         """When to decide again though nothing happens."""
-        self.has_rules = bool(picture.groups or picture.models_max)
+        self.has_rules = bool(
+            picture.groups or picture.models_max or any(machine.models_max for machine in picture.machines)
+        )
         self.has_exclusive_groups = any(group.exclusive for group in picture.groups.values())
         self._num_usable: dict[str, int] = {}
         self._waiting: set[str] = set()
@@ -62,6 +64,11 @@ class Scene:
         for worker in self.workers:
             if worker.status == "draining":
                 self.leave(worker)
+
+    def models_max(self, machine: str) -> int:
+        """Return the most models that may be on a machine at once; 0: any number."""
+        own = self.machines[machine].models_max
+        return self.picture.models_max if own is None else own
 
     def group_of(self, model: str) -> Group:
         found = self.models.get(model)

@@ -1,21 +1,21 @@
-"""Loads this machine's models on demand: asks `workers.residency.decide` and has the supervisor do what it says.
+"""Loads this machine's models on demand: describes the machine for the planner, and carries out what that orders.
 
-Which calls wait is told by gateways through Redis; what a worker does, by its heartbeats; what is free, by the devices.
-While Redis is away nothing is loaded and nothing leaves. Times are unix seconds, as gateways on other machines tell
-when calls came.
+One of the machines on a Redis plans for all (`workers.planner`); it may be this one. What a worker does is told by its
+heartbeats; what is free, by the devices. Without orders, and while Redis is away, nothing is loaded and nothing leaves.
+Times are unix seconds by this machine's clock.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
-
-from msgspec import structs
 
 from workers.footprint.devices import HOST, DeviceProvider, DeviceState, providers
 from workers.footprint.learned import FILE, Learned
@@ -23,25 +23,28 @@ from workers.footprint.taken import taken_bytes
 from workers.models.catalog import Catalog
 from workers.models.files import parts
 from workers.models.spec import ModelSpec
-from workers.protocol import keys, residency
-from workers.protocol.residency import MachineModels, ModelDemand, ModelState, ModelStatus
-from workers.residency.decide import decide
-from workers.residency.picture import (
-    CPU,
-    NEVER,
-    Demand,
-    Device,
-    Machine,
-    Model,
-    Picture,
-    Share,
-    Status,
-    Worker,
+from workers.planner.coordinator import Coordinator
+from workers.planner.exchange import Look
+from workers.planner.merge import worker_of
+from workers.planner.messages import (
+    MachineCatalog,
+    MachineOrders,
+    MachineReport,
+    StartOrder,
+    ToldFailure,
+    ToldModel,
+    ToldWait,
+    ToldWorker,
 )
-from workers.residency.plan import HOPELESS, Drain, Plan, Reserve, Start, Stop, Wait
+from workers.protocol import residency
+from workers.protocol.residency import MachineModels, ModelDemand, ModelState, ModelStatus
+from workers.residency.ledger import free_bytes
+from workers.residency.picture import CPU, NEVER, Device, Failure, Share, Status
+from workers.residency.plan import HOPELESS
 from workers.residency.policy import Group
+from workers.residency.scene import gib
 from workers.settings import SupervisorSettings
-from workers.supervisor.fleet import Fleet, Look
+from workers.supervisor.fleet import Fleet
 from workers.supervisor.loading.history import STABLE_S, Death, History
 from workers.supervisor.loading.load_watch import LoadWatch, mapped_size
 from workers.supervisor.loading.readings import Readings
@@ -50,10 +53,10 @@ from workers.supervisor.output import Console
 from workers.supervisor.plan import PlannedWorker, Site, is_served_alike
 from workers.supervisor.supervisor import Supervisor
 
-ASKED_LIFE_S = 600.0
-"""Seconds for which an admin's wish to load a model is remembered."""
 MOST_LOGS = 32
 """Number of models, those that failed last, whose last lines of log are told."""
+REFUSED_PAUSE_S = 2.0
+"""Seconds after which a model may be ordered again whose memory was not free."""
 RESERVE_SHARE = 0.02
 """Share of a device that is left to others."""
 
@@ -62,12 +65,16 @@ RESERVE_SHARE = 0.02
 class _Resident:
     """A worker that was started here, until its process is gone."""
 
+    id: str
+    """The planner's name for it. Another worker may get its place, and so its id in the fleet, once it is gone."""
     worker: PlannedWorker
     shares: tuple[Share, ...]
     since: float
     status: Status = "loading"
     last_used: float = NEVER
     num_running: int = 0
+    seen_bytes: int = 0
+    """While it loads: what main memory has given it so far."""
     is_stable: bool = False
     watch: LoadWatch | None = None
 
@@ -107,12 +114,13 @@ class Residents:
         self._models: dict[str, ModelSpec] = {}
         self._past: dict[str, History] = {}
         self._residents: dict[str, _Resident] = {}
-        self._unloaded: frozenset[str] = frozenset()
-        self._demand: dict[str, ModelDemand] = {}
-        self._asked: dict[str, float] = {}
-        self._pids: Mapping[str, int | None] = {}
-        """Names of the workers that are kept -> their process ids."""
-        self._plan = Plan(())
+        self._boot = secrets.token_hex(8)
+        self._fence, self._done = 0, 0
+        """The highest number of a planner that was heard of, and of its orders to start that were dealt with."""
+        self._waits: tuple[float, float, Mapping[str, ToldWait]] = (0.0, 0.0, {})
+        """The date of the latest orders, when they were first read, and what they say of models that wait."""
+        self._devices: tuple[Device, ...] = ()
+        self._catalog = MachineCatalog(models={})
         self._others = {device.id: _others(device) for device in needs.devices}
         self._changed = asyncio.Event()
         """Set when something happened that is not read from Redis."""
@@ -156,53 +164,64 @@ class Residents:
 
     async def run(self, supervisor: Supervisor, fleet: Fleet) -> None:
         """Load and unload until cancelled."""
-        this = asyncio.current_task()
+        coordinator = Coordinator(fleet.client, self._site.host, partial(fleet.unloaded, forget=False))
         async with asyncio.TaskGroup() as tasks:
-            beside = [tasks.create_task(self._needs.run(self._changed)), tasks.create_task(self._readings.run())]
-            told_at, marked_at, states = 0.0, 0.0, MachineModels(at=0.0, models={})
-            # Redis' client can swallow a cancellation before Python 3.12 (python/cpython#86296), so it is looked for.
-            while this is None or not this.cancelling():
-                self._changed.clear()
-                now = time.time()
-                if now - marked_at >= keys.SUPERVISED_INTERVAL_S:
-                    marked_at = now if await self._mark(fleet, first=not marked_at) else marked_at
-                residents = {each.worker.worker_id: each.worker.model.name for each in self._residents.values()}
-                look = await fleet.look(residents)
-                if look is not None and marked_at:
-                    self._update(look, supervisor, now)
-                    self._act(supervisor, now)
-                    new = MachineModels(at=now, models=self._states(now))
-                    if _besides(new) != _besides(states) or now - told_at >= residency.TOLD_EVERY_S:
-                        await fleet.tell(self._site.host, new, self._answered())
-                        told_at, states = now, new
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(residency.LOOK_EVERY_S):
-                        await self._changed.wait()
-            for task in beside:
-                task.cancel()
+            beside = [
+                tasks.create_task(self._needs.run(self._changed)),
+                tasks.create_task(self._readings.run()),
+                tasks.create_task(coordinator.listen(self._changed.set)),
+            ]
+            try:
+                await self._keep(supervisor, fleet, coordinator)
+            finally:
+                for task in beside:
+                    task.cancel()
+                await coordinator.leave()
 
-    async def _mark(self, fleet: Fleet, *, first: bool) -> bool:
-        """Mark the models as supervised and read which ones admins have unloaded; return whether Redis answered."""
-        found = await fleet.unloaded(sorted(self._models), forget=first)
-        if found is None:
+    async def _keep(self, supervisor: Supervisor, fleet: Fleet, coordinator: Coordinator) -> None:
+        """Follow the planner's orders, and plan while this machine is the one that does."""
+        this = asyncio.current_task()
+        is_ready = False
+        # Redis' client can swallow a cancellation before Python 3.12 (python/cpython#86296), so it is looked for.
+        while this is None or not this.cancelling():
+            self._changed.clear()
+            now = time.time()
+            is_ready = is_ready or await self._begin(fleet, coordinator)
+            residents = {each.worker.worker_id: each.worker.model.name for each in self._residents.values()}
+            look = await coordinator.look(residents, now)
+            if look is not None and is_ready:
+                self._update(look, coordinator.demand(), supervisor, now)
+                report, catalog = self._report(now, is_leaving=supervisor.is_stopping), self._described()
+                orders = await coordinator.orders(report, catalog, now)
+                self._follow(orders, supervisor, now)
+                self._arrange(supervisor, now)
+                report = self._report(now, is_leaving=supervisor.is_stopping)
+                await coordinator.tell(report, catalog, MachineModels(at=now, models=self._states(now)))
+            with suppress(TimeoutError):
+                is_moving = any(each.status in ("loading", "draining") for each in self._residents.values())
+                often = coordinator.is_planner or is_moving
+                async with asyncio.timeout(residency.LOOK_EVERY_S if often else residency.TOLD_EVERY_S):
+                    await self._changed.wait()
+
+    async def _begin(self, fleet: Fleet, coordinator: Coordinator) -> bool:
+        """Take back what admins have unloaded, unless other machines are there already; return whether Redis
+        answered."""
+        others = await coordinator.others_at_start()
+        if others is None:
             return False
-        self._unloaded = found
-        return True
+        return bool(others) or await fleet.unloaded(sorted(self._models), forget=True) is not None
 
-    def _update(self, look: Look, supervisor: Supervisor, now: float) -> None:
+    def _update(self, look: Look, demand: Mapping[str, ModelDemand], supervisor: Supervisor, now: float) -> None:
         """Take in what has become of the workers, and what calls wait for."""
-        self._demand = _merged(look)
-        self._asked = {
-            model: at for model, at in look.asked.items() if model in self._models and abs(now - at) < ASKED_LIFE_S
-        }
-        for model, at in self._asked.items():
-            self._past_of(model).note_asked(at)
-        self._needs.want([*self._demand, *self._asked])
-        self._pids = supervisor.pids
-        self._readings.keep(self._pids.values())
+        for model in look.asked.keys() & self._models.keys():
+            self._past_of(model).note_asked(look.asked[model])
+        self._needs.want([*demand, *look.asked])
+        self._devices = tuple(self._device(state) for provider in self._providers for state in provider.devices())
+        pids = supervisor.pids
+        self._readings.keep(pids.values())
         for name, resident in list(self._residents.items()):
             if resident.status == "draining":
-                if name not in self._pids:
+                if name not in pids:
                     del self._residents[name]
                 continue
             beat = look.beats.get(resident.worker.worker_id)
@@ -214,32 +233,27 @@ class Residents:
                 self._past_of(resident.worker.model.name).note_stable()
             if beat is not None:
                 resident.num_running = beat.load.slots_busy + beat.load.waiting
-            model = resident.worker.model.name
-            told = self._demand.get(model, ModelDemand())
-            if self._num_residents(model) == 1:  # a heartbeat may not have a call yet that its gateway has placed
-                resident.num_running = max(resident.num_running, told.num_running)
+            told = demand.get(resident.worker.model.name, ModelDemand())
             resident.last_used = max(resident.last_used, told.used_at, now if resident.num_running else NEVER)
-            if resident.status == "loading":
-                self._watch(resident, supervisor, now)
-            elif (pid := self._pids.get(name)) is not None:
+            self._measure(resident, pids.get(name), supervisor, now)
+
+    def _measure(self, resident: _Resident, pid: int | None, supervisor: Supervisor, now: float) -> None:
+        """Look how far a worker is that loads, and end it if it hangs; have the memory of others read now and then."""
+        if resident.status != "loading":
+            if pid is not None:
                 has_served = resident.last_used > resident.since
                 self._readings.note(resident.worker, pid, now - resident.since, has_served=has_served)
-
-    def _num_residents(self, model: str) -> int:
-        residents = self._residents.values()
-        return sum(each.worker.model.name == model and each.status != "draining" for each in residents)
-
-    def _past_of(self, model: str) -> History:
-        return self._past.setdefault(model, History(model))
-
-    def _watch(self, resident: _Resident, supervisor: Supervisor, now: float) -> None:
-        """Look how far a worker is that loads, and end it if it hangs."""
+            return
+        resident.seen_bytes = (taken_bytes(pid) or 0) if pid is not None else 0
         if resident.watch is None:
             return
-        resident.watch.look(self._pids.get(resident.worker.name), now)
+        resident.watch.look(pid, now)
         if why := resident.watch.hung(self._stall_s, now):
             supervisor.give_up(resident.worker.name)
             self._give_up(resident, self._past_of(resident.worker.model.name).failed(Death(None, why), now))
+
+    def _past_of(self, model: str) -> History:
+        return self._past.setdefault(model, History(model))
 
     def _give_up(self, resident: _Resident, pause_s: float) -> None:
         """Have no worker in this place, as its model has failed."""
@@ -249,15 +263,27 @@ class Residents:
         why = failure.reason if failure is not None else ""
         self._console.say(f"paddock: {model} did not load ({why}); it is tried again in {pause_s:.0f} s")
 
-    def _act(self, supervisor: Supervisor, now: float) -> None:
-        """Decide, and have the supervisor keep what was decided."""
-        self._plan = decide(self._picture(now), now)
-        for action in self._plan.actions:
-            match action:
-                case Start():
-                    self._start(action, supervisor, now)
-                case Stop() | Drain() | Reserve():
-                    self._dismiss(action.worker, action.why, now)
+    def _follow(self, orders: MachineOrders | None, supervisor: Supervisor, now: float) -> None:
+        """Carry out what is ordered, unless it is of a planner that another one has taken the place of, or was meant
+        for an earlier start of this supervisor."""
+        if orders is None or orders.fence < self._fence or orders.boot != self._boot:
+            return
+        if orders.fence > self._fence:
+            self._fence, self._done = orders.fence, 0
+        clock = time.monotonic()
+        self._waits = (orders.at, clock if orders.at != self._waits[0] else self._waits[1], orders.waits)
+        for start in orders.starts:
+            if start.number > self._done:
+                self._done = start.number
+                self._start(start, supervisor, now)
+        # A worker that takes no more calls for now leaves as well: it can't be told to take none.
+        for resident in self._residents.values():
+            why = orders.leaving.get(resident.id) or orders.reserved.get(resident.id)
+            if why and resident.status != "draining":
+                self._dismiss(resident.worker.name, why, now)
+
+    def _arrange(self, supervisor: Supervisor, now: float) -> None:
+        """Have the supervisor keep the workers that should run."""
         for resident in self._residents.values():
             # Of a model that has left the catalog, or that has other settings now.
             prediction = self._needs.found.get(resident.worker.model.name)
@@ -269,8 +295,13 @@ class Residents:
         if {worker.name for worker in wanted} != {worker.name for worker in supervisor.wanted}:
             supervisor.want(wanted)
 
-    def _start(self, start: Start, supervisor: Supervisor, now: float) -> None:
-        taken = {*supervisor.pids, *self._residents}
+    def _start(self, start: StartOrder, supervisor: Supervisor, now: float) -> None:
+        """Start a worker, or refuse to: what the planner knew can be a second old."""
+        if why := self._hindrance(start):
+            self._past_of(start.model).refusal = Failure(start.model, now + REFUSED_PAUSE_S, why)
+            self._console.say(f"paddock: {start.model} is not loaded: {why}")
+            return
+        taken = {*supervisor.pids, *(each.worker.name for each in self._residents.values())}
         number = next(number for number in count() if f"worker-{number}" not in taken)
         prediction = self._needs.found[start.model]
         gpus = [share.device for share in start.shares if share.device != CPU]
@@ -284,8 +315,24 @@ class Residents:
         )
         size = mapped_size(parts(Path(worker.model.path or ""))) if worker.model.llama.use_mmap else 0
         watch = LoadWatch(supervisor.record_of(worker), size, now)
-        self._residents[worker.name] = _Resident(worker, start.shares, now, watch=watch)
+        self._residents[worker.name] = _Resident(start.worker, worker, start.shares, now, watch=watch)
         self._console.say(f"paddock: {start.model} is loaded: {start.why}")
+
+    def _hindrance(self, start: StartOrder) -> str:
+        """Return why a worker can't be started now; empty: it can."""
+        if start.model not in self._models or start.model not in self._needs.found:
+            return "the catalog of this machine does not have it any more"
+        host = self._site.host
+        workers = [worker_of(self._told(each), host, 0.0) for each in self._residents.values()]
+        for share in start.shares:
+            device = next((each for each in self._devices if each.id == share.device), None)
+            if device is None:
+                return f"this machine has no {share.device}"
+            held = [(each, part) for each in workers for part in each.shares if part.device == share.device]
+            free = free_bytes(device, held)
+            if share.bytes > free:
+                return f"it takes {gib(share.bytes)} of {share.device}, and {gib(max(0, free))} are free by now"
+        return ""
 
     def _dismiss(self, name: str, why: str, now: float) -> None:
         resident = self._residents[name]
@@ -294,74 +341,71 @@ class Residents:
         self._past_of(model).left_at = now
         self._console.say(f"paddock: {model} leaves: {why}")
 
-    def _picture(self, now: float) -> Picture:
-        states = [state for provider in self._providers for state in provider.devices()]
-        loadable = [name for name in self._models if name in self._needs.found]
-        return Picture(
-            machines=(Machine(self._site.host, tuple(self._device(state) for state in states)),),
-            models=tuple(self._model(name) for name in loadable),
-            workers=tuple(
-                self._worker(each) for each in self._residents.values() if each.worker.model.name in loadable
-            ),
-            demand=tuple(each for each in self._demands() if each.model in loadable),
-            failures=tuple(failure for past in self._past.values() if (failure := past.pending(now)) is not None),
-            unloaded=frozenset(self._unloaded & {*loadable}),
-            groups=self._rules.groups,
+    def _report(self, now: float, *, is_leaving: bool) -> MachineReport:
+        """Return what the planner is told of this machine."""
+        failures = {model: failure for model, past in self._past.items() if (failure := past.blocked(now))}
+        return MachineReport(
+            at=now,
+            boot=self._boot,
+            fence=self._fence,
+            done=self._done,
+            devices=self._devices,
+            is_leaving=is_leaving,
+            workers=tuple(map(self._told, self._residents.values())),
+            failures={
+                model: ToldFailure(not_before=each.not_before, reason=each.reason) for model, each in failures.items()
+            },
+            loaded=tuple(model for model, past in self._past.items() if past.was_loaded),
+            left={model: past.left_at for model, past in self._past.items() if past.left_at != NEVER},
+        )
+
+    def _described(self) -> MachineCatalog:
+        """Return what the planner is told of this machine's models; the same object until that changes."""
+        found = self._needs.found
+        told = MachineCatalog(
+            models={
+                name: ToldModel(policy=spec.policy, need=found[name].need if name in found else None)
+                for name, spec in self._models.items()
+            },
+            groups=dict(self._rules.groups),
             models_max=self._rules.models_max,
         )
+        if told != self._catalog:
+            self._catalog = told
+        return self._catalog
 
     def _device(self, state: DeviceState) -> Device:
         id_ = CPU if state.id == HOST else state.id
         others = self._others.get(state.id, int(RESERVE_SHARE * state.total))
         return Device(id_, state.total, state.free, others, state.is_trusted)
 
-    def _model(self, name: str) -> Model:
-        past = self._past_of(name)
-        need = self._needs.found[name].need
-        return Model(name, self._models[name].policy, need, was_loaded=past.was_loaded, left_at=past.left_at)
-
-    def _worker(self, resident: _Resident) -> Worker:
-        return Worker(
-            resident.worker.name,
-            resident.worker.model.name,
-            self._site.host,
-            self._shares(resident),
-            resident.status,
-            resident.since,
-            resident.last_used,
-            resident.num_running,
-            num_taken=int(resident.last_used > resident.since),
+    def _told(self, resident: _Resident) -> ToldWorker:
+        return ToldWorker(
+            id=resident.id,
+            model=resident.worker.model.name,
+            shares=self._shares(resident),
+            status=resident.status,
+            since=resident.since,
+            last_used=resident.last_used if resident.last_used != NEVER else 0.0,
+            num_running=resident.num_running,
         )
 
     def _shares(self, resident: _Resident) -> tuple[Share, ...]:
         """Return the worker's shares; while it loads, with what main memory has given it so far."""
-        pid = self._pids.get(resident.worker.name)
-        if resident.status != "loading" or pid is None:
+        if resident.status != "loading":
             return resident.shares
-        seen = taken_bytes(pid) or 0
+        seen = resident.seen_bytes
         return tuple(replace(share, seen_bytes=seen) if share.device == CPU else share for share in resident.shares)
 
-    def _demands(self) -> Iterator[Demand]:
-        for model in sorted({*self._demand, *self._asked}):
-            told, asked_at = self._demand.get(model, ModelDemand()), self._asked.get(model)
-            if told.num_waiting or asked_at is not None:
-                since = min(told.oldest_at if told.num_waiting else asked_at or 0.0, asked_at or told.oldest_at)
-                yield Demand(
-                    model, told.num_waiting, since, told.predicted_wait_s, is_asked_by_admin=asked_at is not None
-                )
-
-    def _answered(self) -> list[str]:
-        """Return the models that an admin asked for and that are loaded."""
-        loaded = {each.worker.model.name for each in self._residents.values() if each.status == "ready"}
-        return sorted(loaded & self._asked.keys())
-
     def _states(self, now: float) -> dict[str, ModelState]:
-        waits = {wait.model: wait for wait in self._plan.waits()}
+        _, read_at, waits = self._waits
+        if time.monotonic() - read_at > residency.LIFE_S:
+            waits = {}
         logs = sorted((past for past in self._past.values() if past.last), key=lambda past: -past.failed_at)
         told = {past.model for past in logs[:MOST_LOGS]}
         return {model: self._state(model, waits.get(model), now, with_log=model in told) for model in self._models}
 
-    def _state(self, model: str, wait: Wait | None, now: float, *, with_log: bool) -> ModelState:
+    def _state(self, model: str, wait: ToldWait | None, now: float, *, with_log: bool) -> ModelState:
         residents = [each for each in self._residents.values() if each.worker.model.name == model]
         past, refused = self._past_of(model), self._needs.refused.get(model)
         failure, last = past.pending(now), past.last
@@ -374,12 +418,12 @@ class Residents:
             status = "failed"
         whys = (refused, failure and failure.reason, wait and wait.why, last and last.reason)
         shares = [each.watch.progress for each in residents if each.status == "loading" and each.watch is not None]
+        is_hopeless = bool(refused) or (wait is not None and wait.reason in HOPELESS)
         return ModelState(
             status=status,
             progress=max((share for share in shares if share is not None), default=None),
             why=next((why for why in whys if why), ""),
-            is_hopeless=(bool(refused) or (wait is not None and wait.reason in HOPELESS))
-            and status not in ("loaded", "loading"),
+            is_hopeless=is_hopeless and status not in ("loaded", "loading"),
             retry_at=failure.not_before if failure is not None else 0.0,
             num_failures=past.num_failures,
             exit_code=last.code if last is not None else None,
@@ -387,35 +431,9 @@ class Residents:
         )
 
 
-def _besides(told: MachineModels) -> dict[str, ModelState]:
-    """Return the models' states without their progress, which changes all the time while one loads."""
-    return {name: structs.replace(state, progress=None) for name, state in told.models.items()}
-
-
 def _others(device: DeviceState) -> int:
     """Return the bytes of a device that others use before any worker runs, and what is left to them."""
     return device.total - device.free + int(RESERVE_SHARE * device.total)
-
-
-def _merged(look: Look) -> dict[str, ModelDemand]:
-    """Return model -> its calls at all gateways together."""
-    found: dict[str, ModelDemand] = {}
-    for told in look.demand:
-        for model, demand in told.models.items():
-            known = found.get(model)
-            found[model] = demand if known is None else _sum(known, demand)
-    return found
-
-
-def _sum(one: ModelDemand, other: ModelDemand) -> ModelDemand:
-    oldest = [each.oldest_at for each in (one, other) if each.num_waiting]
-    return ModelDemand(
-        num_waiting=one.num_waiting + other.num_waiting,
-        oldest_at=min(oldest, default=0.0),
-        predicted_wait_s=max(one.predicted_wait_s, other.predicted_wait_s),
-        num_running=one.num_running + other.num_running,
-        used_at=max(one.used_at, other.used_at),
-    )
 
 
 def residents_of(

@@ -108,6 +108,11 @@ class Supervisor:
         return self._wanted
 
     @property
+    def is_stopping(self) -> bool:
+        """Return whether all have been asked to stop."""
+        return self._stopping
+
+    @property
     def pids(self) -> dict[str, int | None]:
         return {name: post.slot.pid for name, post in self._posts.items()}
 

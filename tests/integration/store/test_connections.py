@@ -13,9 +13,9 @@ import redis.asyncio
 import uvloop
 from redis.exceptions import RedisError
 
-from gateway.store.channel import follow
 from tests.support.redis_fleet import ClusterFleet
 from tests.support.redis_server import RedisServer, redis_binaries
+from workers.redis.channel import follow
 from workers.redis.link import MAX_CONNECTIONS, connect
 
 WAVE = 3 * MAX_CONNECTIONS

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, closing
 
 import redis.asyncio
 
-from gateway.store.channel import GatewayHeartbeats
+from gateway.store.heartbeats import GatewayHeartbeats
 from gateway.store.client import connect
 from tests.support.waiting import until
 from workers.process.sockets import UNACKNOWLEDGED_S, listen, watched_socket

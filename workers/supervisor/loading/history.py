@@ -70,6 +70,8 @@ class History:
     left_at: float = NEVER
     failure: Failure | None = None
     """Why it is not tried before a moment, which may be over."""
+    refusal: Failure | None = None
+    """Why an order to load it was refused a moment ago: its memory was not free."""
     last: Death | None = None
     """The last death, until a worker has been stable."""
     failed_at: float = NEVER
@@ -91,8 +93,13 @@ class History:
         """Return why the model is not tried now; None: it may be."""
         return self.failure if self.failure is not None and self.failure.not_before > now else None
 
+    def blocked(self, now: float) -> Failure | None:
+        """Return why the model is not to be loaded now, by a failure or because an order was refused; None: it may."""
+        found = [each for each in (self.failure, self.refusal) if each is not None and each.not_before > now]
+        return max(found, key=lambda each: each.not_before, default=None)
+
     def note_loaded(self) -> None:
-        self.was_loaded, self.failure = True, None
+        self.was_loaded, self.failure, self.refusal = True, None, None
         self._num_failed = self._num_killed = 0
 
     def note_stable(self) -> None:
