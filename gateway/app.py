@@ -335,7 +335,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         sockets=sockets,
         in_flight=in_flight,
         gauges=GaugeCollector(
-            metrics, fleet, admission, dispatcher.workers, lambda: catalog.names.models, leaving, sockets
+            metrics, fleet, admission, dispatcher.workers, lambda: catalog.names.models, leaving, sockets, states.wanted
         ),
         is_leaving=leaving,
         first=first,

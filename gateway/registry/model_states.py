@@ -160,6 +160,15 @@ class ModelStates:
         states = [*self.machines(model).values()]
         return merged(states) if states else None
 
+    def wanted(self) -> dict[str, int]:
+        """Return model -> the workers that supervisors want it to have, on all machines together."""
+        now, found = time.monotonic(), dict[str, int]()
+        for report in self._reports.values():
+            if _counts(report, now):
+                for model, number in report.told.wanted.items():
+                    found[model] = found.get(model, 0) + number
+        return found
+
     def is_on_demand(self, model: str) -> bool:
         """Return whether calls load the model: a machine may load it, and it need not have workers at all times."""
         return model not in self._meant() and bool(self.machines(model))

@@ -55,7 +55,10 @@ def worker_of(told: ToldWorker, machine: str, lag_s: float) -> Worker:
     return Worker(
         *(told.id, told.model, machine, told.shares, told.status, since, last_used),
         num_running=told.num_running,
+        num_granted=int(told.is_settling),
         num_taken=int(last_used > since),
+        is_stale=told.is_stale,
+        replaces=told.replaces,
     )
 
 
@@ -78,9 +81,8 @@ def _described(told: Mapping[str, ToldModel]) -> _Described | None:
         return None
     first = next(iter(needs.values()))
     policy = next(iter(told.values())).policy
-    return _Described(
-        policy, first, {machine: need for machine, need in needs.items() if need != first}, frozenset(needs)
-    )
+    machines = frozenset(machine for machine in needs if not told[machine].is_outdated)
+    return _Described(policy, first, {machine: need for machine, need in needs.items() if need != first}, machines)
 
 
 def merge(
@@ -129,21 +131,25 @@ def _workers(
     machines: Mapping[str, MachineView], described: Described, demand: Mapping[str, ModelDemand], now: float
 ) -> Iterable[Worker]:
     known = described.models
-    serving: dict[str, int] = {}
+    serving: dict[str, list[Worker]] = {}
     for view in machines.values():
         for worker in view.workers:
             if worker.model in demand and worker.status != "draining":
-                serving[worker.model] = serving.get(worker.model, 0) + 1
+                serving.setdefault(worker.model, []).append(worker)
+    # What gateways tell of a model's calls is true of the worker that was used last; the others may be idle for long.
+    last = {
+        model: max(each, key=lambda one: (one.num_running, one.last_used, one.id)) for model, each in serving.items()
+    }
     for view in machines.values():
         for worker in view.workers:
-            if worker.model in serving and worker.model in known:
-                yield _used(worker, demand[worker.model], serving[worker.model], now)
+            if worker is last.get(worker.model) and worker.model in known:
+                yield _used(worker, demand[worker.model], len(serving[worker.model]), now)
             elif worker.model in known:
                 yield worker
 
 
 def _used(worker: Worker, demand: ModelDemand, num_serving: int, now: float) -> Worker:
-    """Return a worker with what gateways tell of its model's calls."""
+    """Return the worker of a model that was used last, with what gateways tell of the model's calls."""
     # A heartbeat may not have a call yet that its gateway has placed; of several workers, any may have it.
     num_running = max(worker.num_running, demand.num_running) if num_serving == 1 else worker.num_running
     last_used = max(worker.last_used, demand.used_at or NEVER, now if num_running else NEVER)

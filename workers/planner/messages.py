@@ -35,6 +35,10 @@ class ToldWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_used: float = 0.0
     """0: never."""
     num_running: int = 0
+    is_settling: bool = False
+    """Whether a call may be on its way to it though it is reserved."""
+    is_stale: bool = False
+    replaces: str = ""
 
 
 class ToldFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +78,8 @@ class ToldModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Resolved."""
     need: Need | None = None
     """The memory that a worker takes there; None: not predicted yet, or it can't be."""
+    is_outdated: bool = False
+    """Whether `need` is that of earlier settings, with which workers run on. The model is not loaded there now."""
 
 
 class MachineCatalog(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,7 +90,7 @@ class MachineCatalog(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     models_max: int = 0
 
 
-class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
+class StartOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker that is to be started."""
 
     number: int
@@ -94,6 +100,8 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     shares: tuple[Share, ...]
     why: str
+    replaces: str = ""
+    """Id of the stale worker whose place it takes; empty: it takes nobody's."""
 
 
 class ToldWait(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,7 +45,14 @@ class Orders:
         match action:
             case Start():
                 self.starts.append(
-                    StartOrder(number=number, worker=worker, model=action.model, shares=action.shares, why=action.why)
+                    StartOrder(
+                        number=number,
+                        worker=worker,
+                        model=action.model,
+                        shares=action.shares,
+                        why=action.why,
+                        replaces=action.replaces,
+                    )
                 )
                 self.started_at[worker] = now
             case Stop() | Drain():
@@ -66,7 +73,9 @@ class Orders:
         found = [self._changed(worker) for worker in workers]
         for start in self.starts:
             since = self.started_at[start.worker]
-            found.append(Worker(start.worker, start.model, machine, start.shares, "loading", since))
+            found.append(
+                Worker(start.worker, start.model, machine, start.shares, "loading", since, replaces=start.replaces)
+            )
         return tuple(found)
 
     def message(self, now: float, fence: int, planner: str, waits: Mapping[str, ToldWait]) -> MachineOrders:
@@ -92,7 +101,7 @@ class Orders:
         if worker.id in self.leaving:
             status = "draining"
         elif worker.id in self.reserved:
-            status = "reserved"
+            return replace(worker, status="reserved", num_granted=1)  # a call may be on its way to it
         elif worker.id in self.released:
             status = "ready"
         return worker if status is None else replace(worker, status=status)

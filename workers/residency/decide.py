@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from workers.residency.eviction import Cost, Evictions, Leaver, cost_of, fewest, keeps
-from workers.residency.leaving import dismiss, leave_by_rule
+from workers.residency.leaving import dismiss, leave_by_rule, retire
 from workers.residency.packing import Room, estimate, largest_room, pack
 from workers.residency.picture import CPU, Machine, Need, Picture, Share, Worker
 from workers.residency.plan import Plan, Reserve, Start, Wait
 from workers.residency.rules import broken_rules, clear_rules
 from workers.residency.scene import Scene, gib, names, seconds
-from workers.residency.wishes import Wish, find_wishes
+from workers.residency.wishes import Wish, count_wanted, find_wishes
 
 MAX_ROOMS, MAX_LOOKS = 4, 8
 """For how many models one plan makes room, and on how many machines it looks for one at least, those first where it may
@@ -44,16 +44,21 @@ def decide(picture: Picture, now: float) -> Plan:
     scene = Scene(picture, now)
     leave_by_rule(scene)
     evictions = Evictions(scene)
-    for wish in find_wishes(scene):
+    wishes = find_wishes(scene)
+    wanted = count_wanted(scene, wishes)
+    for wish in wishes:
         _grant(scene, evictions, wish)
     for model in scene.of_model:
         for worker in scene.reserved(model):
             scene.release(worker)
-    return scene.plan()
+    return scene.plan(wanted)
 
 
 def _grant(scene: Scene, evictions: Evictions, wish: Wish) -> None:
     """Start a wish's workers, or make room for them, or say what they wait for."""
+    if wish.cause == "replacement":
+        _replace(scene, wish)
+        return
     if len(wish.models) == 1 and (reserved := scene.reserved(wish.model)):
         # Whoever wanted its place comes before this wish, and does not want it any more.
         scene.release(reserved[0])
@@ -78,6 +83,21 @@ def _grant(scene: Scene, evictions: Evictions, wish: Wish) -> None:
         evictions.made_room(option.machine.id, option.leavers)
     elif wish.cause != "growth":
         scene.wait(_refused(scene, wish, machines, min(scene.moments[before:], default=None)))
+
+
+def _replace(scene: Scene, wish: Wish) -> None:
+    """Start the successor of a stale worker where memory for it is free, on the same machine if it can be. Where there
+    is none, and none is coming, let the stale worker leave first, unless others of its model leave already."""
+    stale = next(worker for worker in scene.workers if worker.id == wish.replaces)
+    machines = sorted(_candidates(scene, wish), key=lambda machine: machine.id != stale.machine)
+    if any(_start(scene, wish, [machine]) for machine in machines):
+        return
+    has_leaving = any(worker.id in scene.leaving for worker in scene.of_model[wish.model])
+    if has_leaving or _coming(scene, wish, machines) is not None:
+        return
+    # Where it is busy, and others wait, it has just been released, for them.
+    if not (stale.is_busy and scene.num_usable(wish.model) == 1 and scene.has_waited_long(wish.model)):
+        retire(scene, stale, f"{wish.why}, and there is no memory for another worker beside it")
 
 
 def _candidates(scene: Scene, wish: Wish) -> list[Machine]:
@@ -108,7 +128,7 @@ def _start(scene: Scene, wish: Wish, machines: Sequence[Machine]) -> bool:
         if places is not None:
             for model, shares in places.items():
                 together = "" if model == wish.model else f"{model} loads together with {wish.model}; "
-                scene.start(Start(model, machine.id, shares, together + wish.why))
+                scene.start(Start(model, machine.id, shares, together + wish.why, wish.replaces))
             return True
     return False
 

@@ -124,6 +124,10 @@ class Worker:
     """Calls that have been given one of its slots and have not begun."""
     num_taken: int = 0
     """Calls that it was given since it is ready."""
+    is_stale: bool = False
+    """Whether it has other settings than the catalog has by now, and so is to be replaced."""
+    replaces: str = ""
+    """Id of the stale worker whose place it takes (`Start.replaces`); empty: it takes nobody's."""
 
     @property
     def is_busy(self) -> bool:

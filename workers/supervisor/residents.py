@@ -8,6 +8,7 @@ Times are unix seconds by this machine's clock.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,10 @@ from workers.supervisor.supervisor import Supervisor
 
 MOST_LOGS = 32
 """Number of models, those that failed last, whose last lines of log are told."""
+SETTLE_S = 0.5
+"""Seconds for which a reserved worker may still get a call whose slot was given to it before."""
+TOLD_AGAIN_S = 1.0
+"""Seconds after which a worker is told again whether it is reserved, if its heartbeats do not say so yet."""
 REFUSED_PAUSE_S = 2.0
 """Seconds after which a model may be ordered again whose memory was not free."""
 RESERVE_SHARE = 0.02
@@ -77,6 +82,14 @@ class _Resident:
     """While it loads: what main memory has given it so far."""
     is_stable: bool = False
     watch: LoadWatch | None = None
+    replaces: str = ""
+    """Id of the worker with outdated settings whose place it takes."""
+    is_told_reserved: bool = False
+    """Whether its heartbeat says that it gets no new calls."""
+    told_at: float = NEVER
+    """When it was last told whether it is reserved."""
+    settles_at: float = NEVER
+    """Until when a call may be on its way to it: gateways hear late that it is reserved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +145,8 @@ class Residents:
         return sorted(self._models, key=lambda name: not self._models[name].policy.min)
 
     def serve(self, models: Sequence[ModelSpec], rules: Rules) -> None:
-        """Serve these models from now on. Workers of models that are gone, or have changed, drain."""
+        """Serve these models from now on. Workers of models that are gone drain; those of models that have changed are
+        replaced."""
         for model in models:
             before = self._models.get(model.name)
             if before is None or not is_served_alike(model, before):
@@ -150,6 +164,10 @@ class Residents:
         now, past = time.time(), self._past_of(worker.model.name)
         if resident.status == "ready":
             pause_s = past.died_serving(death, now - resident.since, now)
+        elif resident.status == "reserved":  # it has no calls any more, and was to leave without them
+            resident.status = "draining"
+            self._changed.set()
+            return
         else:
             pause_s = past.died_loading(death, now)
         if pause_s is not None:
@@ -196,9 +214,10 @@ class Residents:
                 self._follow(orders, supervisor, now)
                 self._arrange(supervisor, now)
                 report = self._report(now, is_leaving=supervisor.is_stopping)
-                await coordinator.tell(report, catalog, MachineModels(at=now, models=self._states(now)))
+                states = MachineModels(at=now, models=self._states(now), wanted=dict(coordinator.wanted))
+                await coordinator.tell(report, catalog, states)
             with suppress(TimeoutError):
-                is_moving = any(each.status in ("loading", "draining") for each in self._residents.values())
+                is_moving = any(each.status != "ready" for each in self._residents.values())
                 often = coordinator.is_planner or is_moving
                 async with asyncio.timeout(residency.LOOK_EVERY_S if often else residency.TOLD_EVERY_S):
                     await self._changed.wait()
@@ -233,8 +252,10 @@ class Residents:
                 self._past_of(resident.worker.model.name).note_stable()
             if beat is not None:
                 resident.num_running = beat.load.slots_busy + beat.load.waiting
-            told = demand.get(resident.worker.model.name, ModelDemand())
-            resident.last_used = max(resident.last_used, told.used_at, now if resident.num_running else NEVER)
+                if beat.reserved and not resident.is_told_reserved:
+                    resident.settles_at = now + SETTLE_S
+                resident.is_told_reserved = beat.reserved
+            resident.last_used = max(resident.last_used, now if resident.num_running else NEVER)
             self._measure(resident, pids.get(name), supervisor, now)
 
     def _measure(self, resident: _Resident, pid: int | None, supervisor: Supervisor, now: float) -> None:
@@ -276,21 +297,21 @@ class Residents:
             if start.number > self._done:
                 self._done = start.number
                 self._start(start, supervisor, now)
-        # A worker that takes no more calls for now leaves as well: it can't be told to take none.
         for resident in self._residents.values():
-            why = orders.leaving.get(resident.id) or orders.reserved.get(resident.id)
-            if why and resident.status != "draining":
+            if (why := orders.leaving.get(resident.id)) and resident.status != "draining":
                 self._dismiss(resident.worker.name, why, now)
+            elif (why := orders.reserved.get(resident.id)) and resident.status == "ready":
+                self._reserve(resident, why, now, is_reserved=True)
+            elif (why := orders.released.get(resident.id)) and resident.status == "reserved":
+                self._reserve(resident, why, now, is_reserved=False)
 
     def _arrange(self, supervisor: Supervisor, now: float) -> None:
         """Have the supervisor keep the workers that should run."""
         for resident in self._residents.values():
-            # Of a model that has left the catalog, or that has other settings now.
-            prediction = self._needs.found.get(resident.worker.model.name)
-            spec = self._models.get(resident.worker.model.name)
-            is_current = spec is not None and is_served_alike(spec, resident.worker.wanted)
-            if resident.status != "draining" and not (is_current and prediction is not None):
-                self._dismiss(resident.worker.name, "the catalog has changed", now)
+            model = resident.worker.model.name
+            if resident.status != "draining" and model not in self._models:
+                self._dismiss(resident.worker.name, f"the catalog does not have {model} any more", now)
+        self._tell_reserved(supervisor, now)
         wanted = tuple(each.worker for each in self._residents.values() if each.status != "draining")
         if {worker.name for worker in wanted} != {worker.name for worker in supervisor.wanted}:
             supervisor.want(wanted)
@@ -309,13 +330,15 @@ class Residents:
             name=f"worker-{number}",
             worker_id=f"{self._site.host}-{number}",
             model=prediction.spec,
-            wanted=self._models[start.model],
+            wanted=prediction.wanted,
             device=",".join(gpus) or None,
             neighbours=1,
         )
         size = mapped_size(parts(Path(worker.model.path or ""))) if worker.model.llama.use_mmap else 0
         watch = LoadWatch(supervisor.record_of(worker), size, now)
-        self._residents[worker.name] = _Resident(start.worker, worker, start.shares, now, watch=watch)
+        self._residents[worker.name] = _Resident(
+            start.worker, worker, start.shares, now, replaces=start.replaces, watch=watch
+        )
         self._console.say(f"paddock: {start.model} is loaded: {start.why}")
 
     def _hindrance(self, start: StartOrder) -> str:
@@ -338,8 +361,24 @@ class Residents:
         resident = self._residents[name]
         model = resident.worker.model.name
         resident.status = "draining"
-        self._past_of(model).left_at = now
-        self._console.say(f"paddock: {model} leaves: {why}")
+        if all(each.worker.model.name != model or each.status == "draining" for each in self._residents.values()):
+            self._past_of(model).left_at = now
+        self._console.say(f"paddock: {name} of {model} leaves: {why}")
+
+    def _reserve(self, resident: _Resident, why: str, now: float, *, is_reserved: bool) -> None:
+        resident.status, resident.told_at = "reserved" if is_reserved else "ready", NEVER
+        resident.settles_at = math.inf if is_reserved and not resident.is_told_reserved else now + SETTLE_S
+        calls = "no more calls" if is_reserved else "calls again"
+        self._console.say(f"paddock: {resident.worker.name} of {resident.worker.model.name} gets {calls}: {why}")
+
+    def _tell_reserved(self, supervisor: Supervisor, now: float) -> None:
+        """Tell workers whether they are reserved, until their heartbeats say so."""
+        for resident in self._residents.values():
+            is_reserved = resident.status == "reserved"
+            is_due = resident.is_told_reserved != is_reserved and now - resident.told_at > TOLD_AGAIN_S
+            if is_due and resident.status in ("ready", "reserved"):
+                resident.told_at = now
+                supervisor.reserve(resident.worker.name, is_reserved)
 
     def _report(self, now: float, *, is_leaving: bool) -> MachineReport:
         """Return what the planner is told of this machine."""
@@ -361,18 +400,24 @@ class Residents:
 
     def _described(self) -> MachineCatalog:
         """Return what the planner is told of this machine's models; the same object until that changes."""
-        found = self._needs.found
         told = MachineCatalog(
-            models={
-                name: ToldModel(policy=spec.policy, need=found[name].need if name in found else None)
-                for name, spec in self._models.items()
-            },
+            models={name: self._told_model(name, spec) for name, spec in self._models.items()},
             groups=dict(self._rules.groups),
             models_max=self._rules.models_max,
         )
         if told != self._catalog:
             self._catalog = told
         return self._catalog
+
+    def _told_model(self, name: str, spec: ModelSpec) -> ToldModel:
+        """Return a model as the planner is told of it. One whose new settings can't be loaded, or are not known to be
+        loadable yet, has the need of its workers with the old ones."""
+        if name in self._needs.found:
+            return ToldModel(policy=spec.policy, need=self._needs.found[name].need)
+        old = self._needs.outdated.get(name)
+        if old is not None and any(each.worker.model.name == name for each in self._residents.values()):
+            return ToldModel(policy=spec.policy, need=old.need, is_outdated=True)
+        return ToldModel(policy=spec.policy)
 
     def _device(self, state: DeviceState) -> Device:
         id_ = CPU if state.id == HOST else state.id
@@ -388,7 +433,15 @@ class Residents:
             since=resident.since,
             last_used=resident.last_used if resident.last_used != NEVER else 0.0,
             num_running=resident.num_running,
+            is_settling=resident.status == "reserved" and time.time() < resident.settles_at,
+            is_stale=self._is_stale(resident),
+            replaces=resident.replaces,
         )
+
+    def _is_stale(self, resident: _Resident) -> bool:
+        """Return whether a worker has other settings than its model, with which that can be loaded."""
+        prediction = self._needs.found.get(resident.worker.model.name)
+        return prediction is not None and not is_served_alike(prediction.wanted, resident.worker.wanted)
 
     def _shares(self, resident: _Resident) -> tuple[Share, ...]:
         """Return the worker's shares; while it loads, with what main memory has given it so far."""
@@ -410,13 +463,15 @@ class Residents:
         past, refused = self._past_of(model), self._needs.refused.get(model)
         failure, last = past.pending(now), past.last
         status: ModelStatus = "unloaded"
-        if any(each.status == "ready" for each in residents):
+        if any(each.status in ("ready", "reserved") for each in residents):
             status = "loaded"
         elif any(each.status == "loading" for each in residents):
             status = "loading"
         elif failure is not None or refused:
             status = "failed"
-        whys = (refused, failure and failure.reason, wait and wait.why, last and last.reason)
+        whys = [refused, failure and failure.reason, wait and wait.why]
+        if status != "loaded":
+            whys.append(last and last.reason)
         shares = [each.watch.progress for each in residents if each.status == "loading" and each.watch is not None]
         is_hopeless = bool(refused) or (wait is not None and wait.reason in HOPELESS)
         return ModelState(

@@ -129,6 +129,12 @@ class Supervisor:
         self._settled.clear()
         self._changed.set()
 
+    def reserve(self, name: str, reserved: bool) -> None:
+        """Have a worker that has registered get no new calls (or get calls again), without waiting."""
+        post = self._posts.get(name)
+        if post is not None:
+            post.slot.reserve(reserved)
+
     async def keep(self) -> int:
         """Keep the workers running until all have ended. Return the code of the first that failed for good, else OK."""
         try:

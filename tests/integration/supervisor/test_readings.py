@@ -43,7 +43,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 
 def predicted(footprint: Footprint, folder: Path) -> Needs:
     needs = Needs(Learned(folder / FILE), Bounds(), HostMemory().devices(), cores=1)
-    needs.found["m"] = Prediction(SPEC, need_of(footprint, SPEC), footprint, "key")
+    needs.found["m"] = Prediction(SPEC, SPEC, need_of(footprint, SPEC), footprint, "key")
     return needs
 
 
@@ -88,7 +88,7 @@ async def test_a_prediction_that_is_too_high_falls_only_when_the_worker_has_serv
 async def test_a_worker_that_is_gone_or_has_changed_teaches_nothing(worker: Process, tmp_path: Path) -> None:
     needs = predicted(Footprint(host=Share(other=80 * MIB)), tmp_path)
     needs.found["m"] = Prediction(
-        msgspec.structs.replace(SPEC, slots=2), needs.found["m"].need, needs.found["m"].footprint, "key"
+        SPEC, msgspec.structs.replace(SPEC, slots=2), needs.found["m"].need, needs.found["m"].footprint, "key"
     )
     async with reading(needs, worker, has_served=True):
         await asyncio.sleep(3)

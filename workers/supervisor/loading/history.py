@@ -101,6 +101,8 @@ class History:
     def note_loaded(self) -> None:
         self.was_loaded, self.failure, self.refusal = True, None, None
         self._num_failed = self._num_killed = 0
+        if not self._num_deaths:
+            self.last = None
 
     def note_stable(self) -> None:
         """Note that a worker has served for STABLE_S."""

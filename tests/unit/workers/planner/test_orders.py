@@ -12,7 +12,7 @@ from workers.residency.picture import CPU, Share
 from workers.residency.plan import Drain, Release, Reserve, Start, Stop
 
 SHARES = (Share(CPU, GIB),)
-START = Start("m", "host", SHARES, "1 call waits")
+START = Start("m", "host", SHARES, "1 call waits", "host/7.1")
 FENCE = 7
 
 
@@ -25,10 +25,11 @@ def test_a_start_is_told_until_it_was_dealt_with_and_counts_as_loading(orders: O
     orders.add(START, 3, "host/7.3", NOW)
     for _ in range(2):  # the first message may be lost
         (start,) = orders.message(NOW, FENCE, "planner", {}).starts
-        assert (start.number, start.worker, start.shares) == (3, "host/7.3", SHARES)
+        assert (start.number, start.worker, start.shares, start.replaces) == (3, "host/7.3", SHARES, "host/7.1")
         orders.settle(report(NOW, fence=FENCE, done=2), FENCE)
     (loading,) = orders.overlay((), "host")
     assert (loading.id, loading.status, loading.shares, loading.since) == ("host/7.3", "loading", SHARES, NOW)
+    assert loading.replaces == "host/7.1"
     orders.settle(report(NOW, fence=FENCE - 1, done=99), FENCE)
     assert orders.starts, "the machine has dealt with another planner's orders"
     orders.settle(report(NOW, fence=FENCE, done=3), FENCE)
@@ -50,7 +51,9 @@ def test_one_is_reserved_and_released(orders: Orders) -> None:
     ready, reserved = told("w", "m"), told("w", "m", status="reserved")
     orders.add(Reserve("w", "m", "other", "it waits"), 1, "", NOW)
     orders.settle(report(NOW, ready), FENCE)
-    assert [worker.status for worker in orders.overlay([worker_of(ready, "host", 0.0)], "host")] == ["reserved"]
+    (worker,) = orders.overlay([worker_of(ready, "host", 0.0)], "host")
+    assert worker.status == "reserved"
+    assert worker.is_busy, "a call may be on its way to it"
     orders.settle(report(NOW, reserved), FENCE)
     assert orders.is_empty
     orders.add(Release("w", "m", "nobody waits"), 2, "", NOW)
