@@ -236,7 +236,7 @@ def _loads_for_nobody(scene: Scene, worker: Worker, wish: Wish) -> bool:
     if worker.status != "loading" or wish.cause != "call" or worker.model in scene.demand or keeps(scene, worker):
         return False
     model = scene.models.get(worker.model)
-    return model is not None and not (model.policy.preload and not model.was_loaded)
+    return model is not None and not model.policy.preload
 
 
 def _takes_turns(scene: Scene, wish: Wish) -> bool:

@@ -469,9 +469,8 @@ class Residents:
             status = "loading"
         elif failure is not None or refused:
             status = "failed"
-        whys = [refused, failure and failure.reason, wait and wait.why]
-        if status != "loaded":
-            whys.append(last and last.reason)
+        before = last.reason if last is not None and status != "loaded" else ""
+        whys = (refused, failure.reason if failure is not None else "", wait.why if wait is not None else "", before)
         shares = [each.watch.progress for each in residents if each.status == "loading" and each.watch is not None]
         is_hopeless = bool(refused) or (wait is not None and wait.reason in HOPELESS)
         return ModelState(
