@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class Readings:
     def devices(self) -> tuple[DeviceState, ...]:
         return self.states
 
-    def taken(self, pid: int) -> dict[str, int]:
+    def taken(self, pids: Collection[int]) -> Mapping[str, int]:
         return {}
 
 
