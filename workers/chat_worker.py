@@ -37,6 +37,7 @@ from workers.llama.devices import Devices
 from workers.llama.model import Model
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.models.spec import NO_PROJECTOR, AdapterSpec, ModelSpec
+from workers.process.helper_process import Launch
 from workers.protocol.events import CallFailed
 from workers.protocol.pooled import POOL_PATH
 from workers.served_media import ServedMedia, open_media
@@ -236,13 +237,18 @@ class ChatWorker:
 
 
 def open_chat_worker(
-    opened: contextlib.ExitStack, model: Model, settings: WorkerSettings, spec: ModelSpec, watchdog: Watchdog
+    opened: contextlib.ExitStack,
+    model: Model,
+    settings: WorkerSettings,
+    spec: ModelSpec,
+    watchdog: Watchdog,
+    launch: Launch,
 ) -> ChatWorker:
     """Open the parts, in the order in which they need each other. `opened` closes them all.
 
     Raises ModelError, ModelTooLarge, AdapterError, TemplateUnusable, TemplateFileUnusable, FamilyUnknown,
     CacheFolderUnusable, SettingUnusable."""
-    renderer = opened.enter_context(open_renderer(model, spec.chat_template, prompts_at_once()))
+    renderer = opened.enter_context(open_renderer(model, spec.chat_template, prompts_at_once(), launch))
     answers = Answers(family_of("\n".join(renderer.sources.values()), spec.tool_family), model.vocab, spec)
     logger.info("answers are read as those of the family %s", answers.family.name)
     if fault := answers.closing_fault(spec.thinking_budget_message):
@@ -251,7 +257,7 @@ def open_chat_worker(
     media = open_media(opened, model, spec, n_ubatch=n_ubatch, max_bytes=settings.media_cache_mib << 20)
     context, n_ctx, draft_model = open_contexts(opened, model, spec, workers=settings.workers_on_machine)
     long_texts = opened.enter_context(
-        contextlib.closing(TokenProcesses(model.path, model.overrides, number=prompts_at_once()))
+        contextlib.closing(TokenProcesses(model.path, model.overrides, number=prompts_at_once(), launch=launch))
     )
     prompts = _prompts(model, spec, renderer, GuardedTokenizer(model.vocab, long_texts), media, n_ctx=n_ctx)
     identity = kv_identity(settings, model, spec, n_ctx=context.kv_tokens)
@@ -260,7 +266,7 @@ def open_chat_worker(
             AdapterRegistry(model, context, max_adapters=settings.max_adapters, max_bytes=settings.adapters_mib << 20)
         )
     )
-    processes = opened.enter_context(contextlib.closing(Forks(model.path, model.overrides)))
+    processes = opened.enter_context(contextlib.closing(Forks(model.path, model.overrides, launch=launch)))
     tier, slot_files = open_tier(settings, identity), open_slot_files(settings)
     for one in (tier, slot_files):
         if one is not None:

@@ -327,3 +327,10 @@ class SupervisorSettings(EveryWorkerSettings):
         Field(gt=0, description="longest download of a model; what has come is kept, and the next start goes on there"),
     ] = 7200.0
     workers: Annotated[int, Field(ge=1, le=256, description="worker processes for the model")] = 2
+    fork_workers: Annotated[
+        bool,
+        Field(
+            description="start workers as forks of a process that has loaded the libraries (60 MiB once, a second less "
+            "at each start); false: as programs. On Linux"
+        ),
+    ] = True

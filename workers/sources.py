@@ -211,7 +211,7 @@ def read(
 
     `known` are all setting names of Paddock. If it is given, the file's keys outside it are errors, and `PADDOCK_*`
     variables outside it are warnings. Raises SettingsError; `--help` prints and raises SystemExit(0)."""
-    flags = _flags(settings_class, args, prog)
+    flags = _flags(settings_class, args, prog) if args else {}
     environment = EnvSettingsSource(settings_class)()
     file = ConfigFile(settings_class)
     file._set_current_state({**environment, **flags})

@@ -13,15 +13,17 @@ from typing import Any, Protocol
 import msgspec
 
 from workers import sources
+from workers.forkserver.client import CAN_FORK, ForkServer
 from workers.process import black_box
 from workers.protocol import keys
 from workers.protocol.exits import FINAL, Exit
 from workers.settings import EveryWorkerSettings, ModelSettings, PaddockSettings, SupervisorSettings, WorkerSettings
 from workers.supervisor import state_folder
-from workers.supervisor.child import Child, Recipe, WorkerSlot, describe
+from workers.supervisor.child import Child, WorkerSlot
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.output import Console, Output
 from workers.supervisor.plan import PlannedWorker, environment_of
+from workers.supervisor.processes import Recipe, describe, started
 
 REGISTERED_LOOK_S = 0.1
 
@@ -90,6 +92,7 @@ class Supervisor:
         self._logs = settings.state_dir / "logs"
         self._outputs: dict[str, Output] = {}
         self._black_boxes: dict[str, black_box.BoxReader] = {}
+        self._forks = ForkServer(self._logs, console, environment) if settings.fork_workers and CAN_FORK else None
         self._wanted = tuple(workers)
         self._posts = {worker.name: self._post(worker) for worker in workers}
         self._changed = asyncio.Event()
@@ -131,6 +134,7 @@ class Supervisor:
                     post.keeping = tasks.create_task(post.slot.keep())
                 beside = [tasks.create_task(self._follow(tasks))]
                 beside += [] if self._chooser is not None else [tasks.create_task(self._listen())]
+                beside += [] if self._forks is None else [tasks.create_task(self._forks.keep())]
                 while running := self._running():
                     await asyncio.wait(running)
                 for task in beside:
@@ -246,6 +250,7 @@ class Supervisor:
             recipe,
             output,
             on_death=partial(self._bury, worker),
+            start=started if self._forks is None else self._forks.start,
             prepare=partial(self._prepare, worker),
             is_prepared=partial(
                 state_folder.holds, spec_file_of(worker, self._settings), msgspec.json.encode(worker.model)
