@@ -59,13 +59,8 @@ def bare_s(path: Path) -> float:
 @contextmanager
 def machine(path: Path) -> Iterator[tuple[Stack, Process]]:
     """Run a gateway and a supervisor whose machine holds one of two models of this file."""
-    entry = {
-        "path": str(path.absolute()),
-        "slots": SLOTS,
-        "ctx": CTX,
-        "kv_tokens": SLOTS * CTX,
-        "llama": {"n_threads": 1},
-    }
+    file = {"path": str(path.absolute()), "llama": {"n_threads": 1}}
+    entry = {**file, "slots": SLOTS, "ctx": CTX, "kv_tokens": SLOTS * CTX}
     models = [{"name": name, **entry, "residency": {"min_resident_s": 0}} for name in NAMES]
     with Stack(measured=True) as stack:
         catalog = stack.folder / "catalog.json"

@@ -274,9 +274,8 @@ def open_chat_worker(
     )
     processes = opened.enter_context(contextlib.closing(Forks(model.path, model.overrides, launch=launch)))
     tier, slot_files = open_tier(settings, identity), open_slot_files(settings)
-    for one in (tier, slot_files):
-        if one is not None:
-            opened.callback(one.close)
+    for one in filter(None, (tier, slot_files)):
+        opened.callback(one.close)
     forms = CallForms(answers.family.syntax, answers.controls, open_objects=spec.open_objects)
     forked = ForkedGrammars(processes, model.vocab)
     constraints = Compiler(model.vocab, forked, Trial(processes), forms, forked)

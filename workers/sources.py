@@ -122,7 +122,9 @@ def _placeholder(name: str, field: FieldInfo) -> str:
 
 PREFIX = "PADDOCK_"
 
-OTHER_VARIABLES = frozenset({"PADDOCK_BENCH_DIR", "PADDOCK_DIE_WITH_PARENT", "PADDOCK_VENV", "PADDOCK_WHEEL_CACHE"})
+OTHER_VARIABLES = frozenset(
+    {"PADDOCK_BENCH_DIR", "PADDOCK_DIE_WITH_PARENT", "PADDOCK_FORK_SOCKET", "PADDOCK_VENV", "PADDOCK_WHEEL_CACHE"}
+)
 """Environment variables that begin with `PADDOCK_` but are no settings: other code reads them."""
 
 REDIS_URLS = frozenset({"database_url", "redis_url", "worker_redis_url"})

@@ -21,11 +21,9 @@ from workers import worker
 from workers.cli import COMMANDS
 from workers.commands import command
 from workers.forkserver import newborn
-from workers.forkserver.messages import DESCRIPTOR, ORDER
+from workers.forkserver.messages import DESCRIPTOR, NUM_DESCRIPTORS, ORDER
 from workers.process import parent_death
 from workers.process.helper_process import Launch
-
-NUM_DESCRIPTORS = 2
 
 
 def main() -> int:

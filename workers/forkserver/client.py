@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from workers.forkserver.messages import DESCRIPTOR, ORDER, PID_BYTES, Birth
+from workers.forkserver.messages import DESCRIPTOR, NUM_DESCRIPTORS, ORDER, PID_BYTES, Birth
 from workers.process import parent_death
 from workers.sources import PREFIX
 from workers.supervisor.child import Child
@@ -109,6 +109,7 @@ class ForkServer:
                 if pid:
                     self._forked.add(pid)
                     return ForkedProcess(pid)
+            self._drop_orders()
             why = f"no process can be forked; see {self._log}"
             self._console.say(f"paddock: {recipe.name} is started as a program: {why}")
         return await started(recipe, output)
@@ -151,6 +152,17 @@ class ForkServer:
             socket.send_fds(self._ours, [ORDER], ends)
         except OSError as error:  # thousands of orders wait, or no descriptors are left
             raise NotStarted(error.strerror) from None
+
+    def _drop_orders(self) -> None:
+        """Drop the orders that nobody takes: they hold descriptors. A start that still waits for one fails, and is
+        tried again."""
+        while True:
+            try:
+                _, ends, _, _ = socket.recv_fds(self._theirs, len(ORDER), NUM_DESCRIPTORS, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            for end in ends:
+                os.close(end)
 
     async def _note_death(self, code: int, is_final: bool) -> None:
         self._num_deaths += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import resource
 import runpy
 import signal
 import socket
@@ -22,6 +23,7 @@ import msgspec
 from workers.forkserver.messages import CHUNK_BYTES, HelperOrder
 from workers.process import parent_death
 from workers.process.helper_process import Process, helper_environment, launched
+from workers.process.limits import OOM_SCORE
 from workers.process.standard_streams import STDERR, STDIN, STDOUT
 
 NUM_AHEAD = 4
@@ -121,7 +123,15 @@ def _employed(
         their_in, our_in = _ends(opened, stdin, is_input=True)
         their_out, our_out = _ends(opened, stdout, is_input=False)
         sent = {STDIN: their_in, STDOUT: their_out, **{number: number for number in pass_fds}}
-        order = HelperOrder(module=command[2], args=tuple(command[3:]), variables=variables, descriptors=tuple(sent))
+        order = HelperOrder(
+            module=command[2],
+            args=tuple(command[3:]),
+            variables=variables,
+            descriptors=tuple(sent),
+            cores=tuple(os.sched_getaffinity(0)),
+            core_bytes=resource.getrlimit(resource.RLIMIT_CORE),
+            oom_score=int(OOM_SCORE.read_text()),
+        )
         socket.send_fds(control, [msgspec.msgpack.encode(order)], list(sent.values()))
         files = [
             None if end is None else io.FileIO(os.dup(end), mode) for end, mode in ((our_in, "wb"), (our_out, "rb"))
@@ -181,6 +191,10 @@ def _work() -> int:
     for place, number in enumerate(order.descriptors):
         os.dup2(free + place, number)
         os.close(free + place)
+    os.sched_setaffinity(0, order.cores)
+    resource.setrlimit(resource.RLIMIT_CORE, order.core_bytes)
+    with contextlib.suppress(OSError):  # a container that forbids it
+        OOM_SCORE.write_text(str(order.oom_score))
     os.environ.update(order.variables)
     sys.argv[:] = [order.module, *order.args]
     runpy.run_module(order.module, run_name="__main__", alter_sys=True)

@@ -12,7 +12,7 @@ import msgspec
 DESCRIPTOR = "PADDOCK_FORK_SOCKET"
 """Variable with the number of the descriptor on which the process that forks gets its orders."""
 
-ORDER = b"w"
+ORDER, NUM_DESCRIPTORS = b"w", 2
 """The message that asks for a process. Its two descriptors: the private socket, and where the process writes output."""
 
 PID_BYTES = 16
@@ -37,6 +37,11 @@ class HelperOrder(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, str]
     descriptors: tuple[int, ...]
     """Numbers that the descriptors sent along get, in their order."""
+    cores: tuple[int, ...]
+    core_bytes: tuple[int, int]
+    """Soft and hard limit of a core file's size."""
+    oom_score: int
+    """With cores and limit, what a process that the worker had started would have inherited."""
 
 
 def read_to_end(source: socket.socket) -> bytes:

@@ -142,6 +142,10 @@ class Residents:
             self._fail(resident, why, now)
         self._changed.set()
 
+    def wake(self) -> None:
+        """Decide soon: a worker that was to leave is gone."""
+        self._changed.set()
+
     async def run(self, supervisor: Supervisor, fleet: Fleet) -> None:
         """Load and unload until cancelled."""
         this = asyncio.current_task()

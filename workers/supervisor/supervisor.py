@@ -66,6 +66,10 @@ class Chooser(Protocol):
         """Note that a worker's process has ended by itself. `why`: for people."""
         ...
 
+    def wake(self) -> None:
+        """Decide soon: a worker that was to leave is gone."""
+        ...
+
 
 class Supervisor:
     """Keeps the wanted workers running, until `stop` is called or all have ended for reasons that forbid a restart."""
@@ -220,6 +224,8 @@ class Supervisor:
         await post.slot.stop()
         del self._posts[name]
         self._remove_files(post.worker)
+        if self._chooser is not None:
+            self._chooser.wake()
 
     async def _exchange(self, tasks: asyncio.TaskGroup, worker: PlannedWorker) -> None:
         """Replace a worker's process by one with other settings; return when that has registered or has ended for good,
