@@ -6,11 +6,12 @@ Orders wait in a socket whose both ends the supervisor holds, so that they survi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import os
+import signal
 import socket
 import sys
+from array import array
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from workers.supervisor.processes import (
     Recipe,
     exit_code,
     reap_strays,
+    signal_group,
     started,
     wait_for_end,
 )
@@ -35,9 +37,10 @@ NAME = "forkserver"
 PR_SET_CHILD_SUBREAPER = 36
 
 START_S = 60.0
-"""Maximum seconds until a process is there that was asked for. It takes milliseconds, once libraries are loaded."""
-MOST_DEATHS = 2
-"""Number of times that the process that forks may die while a worker is wanted; then the worker is started without."""
+"""Maximum seconds until a process is there that was asked for. It takes milliseconds, once libraries are loaded; what
+takes longer is killed, and started again."""
+ATTEMPTS = 3
+"""Number of times that a worker is asked for; then it is started as a program. The process that forks may just die."""
 STRAYS_EVERY_S = 10.0
 GRACE_S = 1.0
 
@@ -79,7 +82,8 @@ class ForkServer:
         recipe = Recipe(NAME, argv, self._environment | added, GRACE_S, (self._theirs.fileno(),))
         self._child = Child(recipe, output, on_death=self._note_death, final=frozenset())
         self._console = console
-        self._num_deaths = 0
+        self._can_adopt = True
+        """Whether forked processes become this process's children."""
         self._died = asyncio.Event()
         self._forked: set[int] = set()
         """Process ids of the workers that run."""
@@ -90,7 +94,7 @@ class ForkServer:
 
     async def keep(self) -> None:
         """Keep the process running until cancelled."""
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._can_adopt = ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._child.keep())
@@ -103,8 +107,7 @@ class ForkServer:
         """Return a new process for the recipe, whose output goes to the descriptor `output`. Where none can be forked,
         start a program. Raises NotStarted, OSError."""
         if self._fits(recipe):
-            deaths = self._num_deaths
-            while self._num_deaths - deaths < MOST_DEATHS:
+            for _ in range(ATTEMPTS):
                 pid = await self._fork(recipe, output)
                 if pid:
                     self._forked.add(pid)
@@ -118,7 +121,7 @@ class ForkServer:
         """Return whether the recipe's process can be a fork: what libraries read when they are loaded is the same."""
         own = {name: value for name, value in recipe.environment.items() if not name.startswith(PREFIX)}
         other = self._environment.items() ^ own.items()
-        return not recipe.descriptors and {name for name, _ in other} <= READ_LATE
+        return self._can_adopt and not recipe.descriptors and {name for name, _ in other} <= READ_LATE
 
     async def _fork(self, recipe: Recipe, output: int) -> int:
         """Return the id of a forked process; 0: none was forked. Raises NotStarted."""
@@ -134,16 +137,24 @@ class ForkServer:
             dying = asyncio.create_task(self._died.wait())
             being_born = asyncio.create_task(_told(life))
             try:
-                await asyncio.wait({dying, being_born}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
-                pid = being_born.result() if being_born.done() else 0
+                done, _ = await asyncio.wait({dying, being_born}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+                pid = being_born.result() if being_born in done else 0
+                if not done and self._child.pid is not None:  # it stands still
+                    signal_group(self._child.pid, signal.SIGKILL)
             finally:
                 for task in (dying, being_born):
                     task.cancel()
             if pid:
                 environment = {**recipe.environment, parent_death.VARIABLE: str(os.getpid())}
                 birth = msgspec.msgpack.encode(Birth(name=recipe.name, environment=environment))
-                with contextlib.suppress(OSError):  # it has been killed
+                try:
                     await asyncio.get_running_loop().sock_sendall(life, birth)
+                except OSError:  # it has been killed, as its exit code will say
+                    pass
+                except BaseException:
+                    signal_group(pid, signal.SIGKILL)
+                    exit_code(pid)
+                    raise
             return pid
 
     async def _order(self, ends: list[int]) -> None:
@@ -156,16 +167,17 @@ class ForkServer:
     def _drop_orders(self) -> None:
         """Drop the orders that nobody takes: they hold descriptors. A start that still waits for one fails, and is
         tried again."""
+        room = socket.CMSG_LEN(NUM_DESCRIPTORS * array("i").itemsize)
         while True:
-            try:
-                _, ends, _, _ = socket.recv_fds(self._theirs, len(ORDER), NUM_DESCRIPTORS, socket.MSG_DONTWAIT)
+            try:  # not `recv_fds`, which drops its flags before Python 3.12
+                _, told, _, _ = self._theirs.recvmsg(len(ORDER), room, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
-            for end in ends:
-                os.close(end)
+            for _, _, ends in told:
+                for end in array("i", ends):
+                    os.close(end)
 
     async def _note_death(self, code: int, is_final: bool) -> None:
-        self._num_deaths += 1
         self._died.set()
 
     async def _reap_strays(self) -> None:
