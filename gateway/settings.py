@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -162,6 +162,17 @@ class GatewaySettings(GatewaySecret):
         bool,
         Field(description="answer `GET /metrics` and `/metrics/targets`; false: 501, as llama-server without them"),
     ] = True
+    console: Annotated[
+        bool,
+        Field(
+            description="answer `GET /ui` with the console, a page for browsers that shows nothing without a key; "
+            "false: 501"
+        ),
+    ] = True
+    grafana_url: Annotated[str, Field(description="address of Grafana, to which the console links for admins")] = ""
+    runbook_url: Annotated[str, Field(description="address of your runbook, to which the console links for admins")] = (
+        ""
+    )
     slots_endpoint: Annotated[
         bool, Field(description="answer `GET /slots`; false: 501, as llama-server with `--no-slots`")
     ] = True
@@ -315,6 +326,12 @@ class GatewaySettings(GatewaySecret):
 
 class UpSettings(GatewaySettings, AccountsSettings, SupervisorSettings):
     """`paddock up`: the gateways, the supervisor and a private Redis on one machine."""
+
+    usual: ClassVar[tuple[str, ...]] = (
+        *("model", "hf", "alias", "catalog", "models_dir", "host", "port"),
+        *("workers", "slots", "ctx", "gpus", "api_key", "state_dir"),
+    )
+    """The settings that the help page has first."""
 
     gateways: Annotated[
         int,

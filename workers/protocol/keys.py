@@ -23,6 +23,11 @@ write only the names marked with `worker`; most others are written by the gatewa
     pd:demand                         hash    gateway      gateway process -> calls for models (`GatewayDemand`)
     pd:asked                          hash    gateway, supervisor  model that an admin wants loaded -> unix time
     pd:residency                      hash    supervisor   machine -> its models' states (`MachineModels`)
+    pd:machines                       hash    supervisor   machine -> its memory and workers (`MachineReport`)
+    pd:machines:models                hash    supervisor   machine -> what its models need (`MachineCatalog`)
+    pd:orders                         hash    supervisor   machine -> what is to load and leave (`MachineOrders`)
+    pd:planner                        string  supervisor   machine that orders, and a random word; expires
+    {pd:planner}:fence                string  supervisor   a count that grows with each planner that is elected
     pd:gateways                       zset    gateway      id of a gateway process -> unix time of its last beat
     pd:gateway:<id>                   string  gateway      heartbeat of a gateway process: unix time, seconds
     pd:stream:{<id>}                  hash    gateway      a stream that may be resumed: team, request, gateway, end
@@ -51,6 +56,7 @@ write only the names marked with `worker`; most others are written by the gatewa
     pd:{model}:unloaded               string  gateway      exists while an admin wants no workers of the model
     pd:fleet                          channel worker       a worker registered, drains or is gone
     pd:grants:<gateway>               channel gateway      id of a ticket of that gateway that was granted
+    pd:machine:<machine>              channel supervisor   there is something to be read for this machine
 
 A worker writes its names to `pd:models` and `pd:{model}:workers` with every heartbeat: a restarted Redis has lost them.
 A ticket and the lease that it becomes have one id, made by the gateway, and one record.
@@ -128,6 +134,12 @@ GATEWAYS = "pd:gateways"
 DEMAND = "pd:demand"
 ASKED = "pd:asked"
 RESIDENCY = "pd:residency"
+MACHINES = "pd:machines"
+MACHINE_MODELS = "pd:machines:models"
+ORDERS = "pd:orders"
+PLANNER = "pd:planner"
+PLANNER_FENCE = "{pd:planner}:fence"
+"""In one slot of a Redis Cluster with `pd:planner`, which is its own hash tag."""
 
 
 def gateway(gateway_id: str) -> str:
@@ -149,6 +161,10 @@ def limits_calls(process: str) -> str:
 
 def grants_channel(gateway_id: str) -> str:
     return f"pd:grants:{gateway_id}"
+
+
+def machine_channel(machine: str) -> str:
+    return f"pd:machine:{machine}"
 
 
 def stream(stream_id: str) -> str:
@@ -268,13 +284,18 @@ _NAMES: Mapping[Role, tuple[str, ...]] = {
         # For supervisors: the mark of the models whose workers they keep, and which models an admin has unloaded.
         supervised(_ANY),
         unloaded(_ANY),
-        # For supervisors: which models calls wait for, and what has become of these.
+        # For supervisors: which models calls wait for, what has become of these, and who decides for all machines.
         DEMAND,
         ASKED,
         RESIDENCY,
+        MACHINES,
+        MACHINE_MODELS,
+        ORDERS,
+        PLANNER,
+        PLANNER_FENCE,
     ),
 }
-_CHANNELS: Mapping[Role, tuple[str, ...]] = {"gateway": ("pd:*",), "worker": (FLEET_CHANNEL,)}
+_CHANNELS: Mapping[Role, tuple[str, ...]] = {"gateway": ("pd:*",), "worker": (FLEET_CHANNEL, machine_channel(_ANY))}
 
 _CONNECTING = (
     "hello select ping echo client|setname client|id command asking readonly readwrite "
@@ -292,7 +313,8 @@ _COMMANDS: Mapping[Role, str] = {
         "zscore eval evalsha script|load"
     ),
     "worker": (
-        "del exists type set setrange strlen pexpire hdel hget hgetall hset sadd scard xadd publish multi exec discard"
+        "del exists type get set setrange strlen incrby pexpire hdel hget hgetall hset sadd scard xadd "
+        "publish subscribe unsubscribe multi exec discard"
     ),
 }
 

@@ -60,11 +60,13 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a model that failed is tried again; 0: it has not failed."""
 
 
-class MachineModels(msgspec.Struct, frozen=True, kw_only=True):
+class MachineModels(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The message of one machine's supervisor: the states of the models that it loads on demand."""
 
     at: float
     models: Annotated[dict[str, ModelState], Meta(max_length=MAX_MODELS)]
+    wanted: Annotated[dict[str, int], Meta(max_length=MAX_MODELS)] = {}
+    """Model -> the workers that it should have, of all machines that this one decides for (`residency.plan.Plan`)."""
 
 
 encode = msgspec.json.Encoder().encode

@@ -30,6 +30,8 @@ class ActionData(TypedDict, total=False):
     bytes: dict[str, int]
     """Device -> bytes that are taken, or will be free."""
     wanted_by: str
+    replaces: str
+    """Id of the worker whose place it takes; empty: it takes nobody's."""
     reason: str
     is_hopeless: bool
     until: float | None
@@ -65,6 +67,7 @@ def _action(action: Action) -> ActionData:
     match action:
         case Start():
             data["machine"], data["bytes"] = action.machine, _bytes(action.shares)
+            data["replaces"] = action.replaces
         case Stop():
             data["bytes"] = _bytes(action.frees)
         case Wait():
@@ -119,7 +122,8 @@ def _sentence(action: Action, now: float) -> str:
     match action:
         case Start():
             where = ", ".join(f"{gib(share.bytes)} on {share.device}" for share in action.shares)
-            return f"Start {action.model} on {action.machine} ({where}): {action.why}."
+            beside = f" in place of {action.replaces}" if action.replaces else ""
+            return f"Start {action.model} on {action.machine}{beside} ({where}): {action.why}."
         case Stop():
             freed = ", ".join(f"{gib(share.bytes)} on {share.device}" for share in action.frees)
             return f"Stop {action.model} ({action.worker}), which frees {freed}: {action.why}."

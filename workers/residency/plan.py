@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from workers.residency.picture import Share
@@ -37,6 +38,8 @@ class Start:
     machine: str
     shares: tuple[Share, ...]
     why: str
+    replaces: str = ""
+    """Id of the stale worker whose place it takes: that one leaves once this one is ready. Empty: it takes nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Give a worker no new calls, so that it becomes free for another model."""
+    """Give a worker no new calls, so that it becomes free for another model, or for its successor of the same model."""
 
     worker: str
     model: str
@@ -102,6 +105,9 @@ class Plan:
     ask_again_at: float | None = None
     """When to decide again though nothing happens; None: when something does. It can be the moment of the plan itself:
     then at once, when its actions are taken."""
+    wanted: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Model -> the workers that it should have, whether or not there is memory for them: those that are there or load,
+    and those that `min`, calls that wait or long waits ask for. Calls that run say nothing."""
 
     def starts(self) -> Iterator[Start]:
         return (action for action in self.actions if isinstance(action, Start))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,9 +10,13 @@ from workers.residency.picture import NEVER, Demand, Model
 from workers.residency.plan import Wait
 from workers.residency.scene import Scene, seconds
 
-Cause = Literal["kept", "call", "growth", "preload"]
+Cause = Literal["kept", "call", "growth", "replacement", "preload"]
 """Why a worker is wanted. `kept`: `min` asks for it, or its group is there; `call`: somebody waits for the model;
-`growth`: calls wait too long for the workers that there are; `preload`: the catalog loads it at the start."""
+`growth`: calls wait too long for the workers that there are; `replacement`: one has other settings than the catalog;
+`preload`: the catalog loads it at the start."""
+
+_LAST: dict[Cause, int] = {"growth": 3, "replacement": 4, "preload": 5}
+"""Causes for which nobody waits -> their place among all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class Wish:
     since: float = NEVER
     is_overdue: bool = False
     """Whether busy workers may be reserved for it."""
+    replaces: str = ""
+    """Id of the stale worker whose place it is to take."""
 
     @property
     def model(self) -> str:
@@ -42,7 +48,7 @@ class Wish:
             return (
                 (1, NEVER, self.since, self.model) if self.is_overdue else (2, -self.priority, self.since, self.model)
             )
-        return (3 if self.cause == "growth" else 4, -self.priority, self.since, self.model)
+        return (_LAST[self.cause], -self.priority, self.since, self.model)
 
 
 def find_wishes(scene: Scene) -> list[Wish]:
@@ -51,13 +57,30 @@ def find_wishes(scene: Scene) -> list[Wish]:
     for model in scene.picture.models:
         if not model.policy.most:
             continue
-        wishes = [*_kept(scene, model), *_called(scene, model), *_preloaded(scene, model)]
+        wishes = [
+            *_kept(scene, model),
+            *_called(scene, model),
+            *_replaced(scene, model),
+            *_preloaded(scene, model),
+        ]
         if wishes and _may_load(scene, model, wishes[0]):
             # Models that load as one are wanted once, as the one of them that comes first.
             unit = scene.unit_of(model.name)
             known = by_unit.get(unit)
             by_unit[unit] = wishes if known is None else min(known, wishes, key=lambda each: each[0].rank)
     return sorted((wish for wishes in by_unit.values() for wish in wishes), key=lambda wish: wish.rank)
+
+
+def count_wanted(scene: Scene, wishes: Sequence[Wish]) -> dict[str, int]:
+    """Return model -> the workers that it should have (`Plan.wanted`). Call it before any wish is granted."""
+    wanted = {model: scene.count_usable(model) for model in scene.models}
+    for wish in wishes:
+        if wish.cause == "replacement" or (wish.cause in ("call", "preload") and wanted[wish.model]):
+            continue  # What `min` keeps serves calls as well.
+        wanted[wish.model] += 1
+        for companion in wish.models[1:]:
+            wanted[companion] = wanted[companion] or 1
+    return wanted
 
 
 def _kept(scene: Scene, model: Model) -> Iterator[Wish]:
@@ -95,6 +118,16 @@ def _may_grow(scene: Scene, model: Model, demand: Demand) -> bool:
         return False
     scene.look_at(demand.oldest_since + scene.bounds.grow_age_s)
     return scene.now - demand.oldest_since >= scene.bounds.grow_age_s
+
+
+def _replaced(scene: Scene, model: Model) -> Iterator[Wish]:
+    """Yield a successor of one worker with outdated settings, unless one is being loaded or could not be."""
+    usable = scene.usable(model.name)
+    stale = [worker for worker in usable if worker.is_stale]
+    if stale and not any(worker.status == "loading" for worker in usable) and not any(scene.failures_of(model.name)):
+        first = min(stale, key=lambda worker: (worker.is_busy, worker.idle_since, worker.id))
+        why = f"the settings of {model.name} have changed"
+        yield Wish((model.name,), "replacement", why, model.policy.priority, replaces=first.id)
 
 
 def _preloaded(scene: Scene, model: Model) -> Iterator[Wish]:

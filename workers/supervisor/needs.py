@@ -29,6 +29,8 @@ ROOMY = 1 << 50
 class Prediction:
     """The memory that a worker of a model takes, and the settings with which it takes no more."""
 
+    wanted: ModelSpec
+    """The model's spec as the catalog has it."""
     spec: ModelSpec
     """The model's spec with as many KV cells as were counted, and its share of the cores."""
     need: Need
@@ -45,6 +47,9 @@ class Needs:
     cores: int
     models_max: int = 0
     found: dict[str, Prediction] = field(default_factory=dict)
+    outdated: dict[str, Prediction] = field(default_factory=dict)
+    """Model -> the prediction for the settings that it had before. Its workers of then run on until the model can be
+    loaded with its new settings."""
     refused: dict[str, str] = field(default_factory=dict)
     """Model -> why its memory can't be predicted. It is not loaded."""
     _specs: dict[str, ModelSpec] = field(default_factory=dict)
@@ -56,13 +61,16 @@ class Needs:
         return any(device.kind == "gpu" for device in self.devices)
 
     def serve(self, models: Sequence[ModelSpec]) -> None:
-        """Predict for these models from now on. What was predicted for a spec that is as it was is kept."""
+        """Predict for these models from now on. What was predicted for a spec that is as it was is kept; for others it
+        is `outdated`."""
         specs = {model.name: model for model in models}
         for name in [
             name for name, spec in self._specs.items() if name not in specs or not is_served_alike(specs[name], spec)
         ]:
-            self.found.pop(name, None)
+            if (prediction := self.found.pop(name, None)) is not None:
+                self.outdated[name] = prediction
             self.refused.pop(name, None)
+        self.outdated = {name: prediction for name, prediction in self.outdated.items() if name in specs}
         self._specs = specs
         self._more.set()
 
@@ -84,6 +92,7 @@ class Needs:
                 else:
                     if self._specs.get(name) is spec:
                         self.found[name] = prediction
+                        self.outdated.pop(name, None)
                 changed.set()
             await self._more.wait()
 
@@ -93,7 +102,7 @@ class Needs:
 
     def _predicted(self, spec: ModelSpec) -> Prediction:
         """Return the prediction for a model. Blocks for about a second. Raises Unpredictable, OSError."""
-        expected = self.models_max or EXPECTED
+        expected, wanted = self.models_max or EXPECTED, spec
         llama = replace(spec.llama, n_threads=spec.llama.n_threads or max(1, self.cores // expected))
         spec = replace(spec, llama=llama)
         uses_gpu = self.has_gpu and spec.llama.uses_devices
@@ -103,7 +112,7 @@ class Needs:
         if footprint.num_cells and not spec.kv_tokens and not uses_gpu:
             spec = replace(spec, kv_tokens=footprint.num_cells)
         footprint = self.learned.corrected(key_of(spec, build_of()), footprint)
-        return Prediction(spec, need_of(footprint, spec))
+        return Prediction(wanted, spec, need_of(footprint, spec))
 
 
 def bounds_of(settings: SupervisorSettings) -> Bounds:

@@ -114,6 +114,11 @@ class Supervisor:
         return self._wanted
 
     @property
+    def is_stopping(self) -> bool:
+        """Return whether all have been asked to stop."""
+        return self._stopping
+
+    @property
     def pids(self) -> dict[str, int | None]:
         return {name: post.slot.pid for name, post in self._posts.items()}
 
@@ -129,6 +134,12 @@ class Supervisor:
         self._wanted = tuple(workers)
         self._settled.clear()
         self._changed.set()
+
+    def reserve(self, name: str, reserved: bool) -> None:
+        """Have a worker that has registered get no new calls (or get calls again), without waiting."""
+        post = self._posts.get(name)
+        if post is not None:
+            post.slot.reserve(reserved)
 
     async def keep(self) -> int:
         """Keep the workers running until all have ended. Return the code of the first that failed for good, else OK."""

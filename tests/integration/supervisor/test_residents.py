@@ -130,6 +130,33 @@ def test_a_model_with_calls_does_not_leave_for_another(
     wait_until(lambda: is_loaded(server, crowd, "b"), station.text)
 
 
+def test_a_worker_is_reserved_for_whoever_waits_long_and_released_again(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    """It is told by a signal, says so in its heartbeat, and goes on; it stops when its calls have ended."""
+    station, crowd = start(programs, server, catalog, models_max=1), Crowd(client)
+    crowd.wait_for("a")
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    first = boots(server, "a")
+
+    def is_told(reserved: bool) -> bool:
+        crowd.tell()
+        return all((beat.reserved, beat.draining) == (reserved, reserved) for beat in beats(server, "a").values())
+
+    busy = {"a": ModelDemand(num_running=1, used_at=time.time())}
+    crowd.models = {**busy, "b": ModelDemand(num_waiting=1, oldest_at=time.time() - 60)}
+    wait_until(lambda: is_told(True), station.text)
+    assert states(client)["a"].status == "loaded"
+    crowd.models = busy
+    wait_until(lambda: is_told(False), station.text)
+    assert boots(server, "a") == first
+    crowd.models = {**busy, "b": ModelDemand(num_waiting=1, oldest_at=time.time() - 60)}
+    wait_until(lambda: is_told(True), station.text)
+    crowd.models = {"b": ModelDemand(num_waiting=1, oldest_at=time.time() - 60)}
+    wait_until(lambda: is_loaded(server, crowd, "b"), station.text)
+    assert "died" not in station.text()
+
+
 def test_what_fails_to_load_is_told_and_tried_again(
     programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
 ) -> None:
@@ -142,6 +169,26 @@ def test_what_fails_to_load_is_told_and_tried_again(
     assert "no.such.key" in states(client)["b"].why
     catalog.write(catalog.entry("a", residency=LAZY), catalog.entry("b", residency=LAZY))
     wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
+
+
+def test_a_worker_serves_on_where_its_new_settings_can_not_be_loaded(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    catalog.write(catalog.entry("a", residency=LAZY))
+    station, crowd = station_of(programs, server, catalog), Crowd(client)
+    crowd.wait_for("a")
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    first = boots(server, "a")
+    crowd.use("a")
+    catalog.write(catalog.entry("a", residency=LAZY, llama={"n_threads": 1, "override_kv": {"no.such.key": 1}}))
+    wait_until(lambda: "no.such.key" in states(client)["a"].why, lambda: str(states(client)))
+    crowd.use("a")
+    time.sleep(2.0)
+    assert states(client)["a"].status == "loaded"
+    assert boots(server, "a") == first
+    catalog.write(catalog.entry("a", residency=LAZY, slots=2))
+    wait_until(lambda: [beat.slots for beat in beats(server, "a").values()] == [2], station.text)
+    wait_until(lambda: states(client)["a"].status == "loaded" and not states(client)["a"].why, station.text)
 
 
 def test_a_worker_that_is_killed_while_it_loads_is_a_failure_with_a_reason(

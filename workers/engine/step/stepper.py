@@ -251,8 +251,12 @@ class Stepper:
 
     def retire(self) -> None:
         """Begin to write idle prefixes to disk, if there is a disk tier: a part in each step."""
-        if self._disk is not None:
+        if self._disk is not None and self._drain_writer is None:
             self._drain_writer = DrainWriter(self._cache, self._disk)
+
+    def stay(self) -> None:
+        """Write to disk only what leaves RAM again: undo `retire`."""
+        self._drain_writer = None
 
     def write_out(self, deadline_s: float) -> None:
         """Write all prefixes to disk within `deadline_s`, if there is a disk tier. Called last, when an engine ends."""
