@@ -199,8 +199,9 @@ async def test_what_a_dead_worker_leaves_is_reaped(tmp_path: Path) -> None:
 
 
 HELPED = """
-    import os, resource, sys
+    import os, resource, subprocess, sys
     from pathlib import Path
+    sys.path.append(sys.argv[1])
     os.environ["PADDOCK_WORKER_SECRET"] = "never told"
     from workers.forkserver.helpers import HelpersAhead
     from workers.process.helper_process import HelperProcess
@@ -229,11 +230,16 @@ HELPED = """
     forked.close()
     started.close()
     assert not Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    Path(sys.argv[1], "telling.py").write_text("import os; print(sorted(os.environ))")
+    telling = HelpersAhead.forked(1).launch([sys.executable, "-m", "telling"], stdout=subprocess.PIPE)
+    told = telling.stdout.read()
+    assert telling.wait() == 0
+    assert b"PATH" in told and b"PADDOCK" not in told, told
     print("all well")
 """
 
 
-def test_helpers_that_were_forked_ahead_do_as_started_ones() -> None:
-    command = [sys.executable, "-c", textwrap.dedent(HELPED)]
+def test_helpers_that_were_forked_ahead_do_as_started_ones(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(HELPED), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.stdout == "all well\n", done.stderr
