@@ -4,8 +4,8 @@
 
 Two models of the same file share a machine that holds one (`models_max: 1`); a gateway, a supervisor and Redis run
 beside. A *cold* call finds nothing loaded; a *swap* has another model leave first. *Bare* is a process with llama.cpp's
-library in memory that loads the model, makes a context of as many cells and computes one token, measured within the
-process. Each round measures all three, one after the other; ratios are of the medians. The page cache is warm.
+library in memory that loads the model, makes a context of as many cells and computes as many tokens as the call's
+prompt has, measured within the process. Each round measures all three, one after the other; ratios are of the medians. The page cache is warm.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ SLOTS, CTX = 4, 512
 QUIET_S = 4.3
 """Seconds after a model's last call, within which it does not leave for one that left lately (docs/models.md)."""
 NAMES = ("one", "other")
+BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 BARE = """
 import ctypes, sys, time
 from llama_cpp import llama_cpp as c
@@ -44,15 +45,16 @@ params = c.llama_context_default_params()
 params.n_ctx, params.n_seq_max, params.kv_unified = int(sys.argv[2]), int(sys.argv[3]), True
 params.n_threads = params.n_threads_batch = 1
 context = c.llama_init_from_model(model, params)
-assert c.llama_decode(context, c.llama_batch_get_one((c.llama_token * 1)(1), 1)) == 0
+num_tokens = int(sys.argv[4])
+assert c.llama_decode(context, c.llama_batch_get_one((c.llama_token * num_tokens)(*[1] * num_tokens), num_tokens)) == 0
 c.llama_get_logits(context)
 print(time.perf_counter() - began)
 """
 
 
-def bare_s(path: Path) -> float:
-    """Return the seconds that llama.cpp takes to load the file, to make a context, and to compute one token."""
-    command = [sys.executable, "-c", BARE, str(path), str(SLOTS * CTX), str(SLOTS)]
+def bare_s(path: Path, num_tokens: int) -> float:
+    """Return the seconds that llama.cpp takes to load the file, to make a context, and to compute a prompt."""
+    command = [sys.executable, "-c", BARE, str(path), str(SLOTS * CTX), str(SLOTS), str(num_tokens)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
@@ -78,7 +80,7 @@ class Caller:
 
     async def first_token_s(self, model: str) -> float:
         """Return the seconds until the first token of a streamed answer."""
-        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "stream": True}
+        body = {**BODY, "model": model, "stream": True}
         began = time.perf_counter()
         async with self._session.post(f"{self._url}/v1/chat/completions", json=body) as response:
             response.raise_for_status()
@@ -86,6 +88,12 @@ class Caller:
                 if b'"finish_reason"' in line or b'"content"' in line:
                     return time.perf_counter() - began
         raise RuntimeError(f"{model}: no token")
+
+    async def num_prompt_tokens(self, model: str) -> int:
+        """Return the number of tokens of the prompt that `first_token_s` sends."""
+        async with self._session.post(f"{self._url}/v1/chat/completions", json={**BODY, "model": model}) as response:
+            response.raise_for_status()
+            return int((await response.json())["usage"]["prompt_tokens"])
 
     async def unload(self, model: str) -> None:
         """Have the model leave, and wait until it has."""
@@ -110,12 +118,14 @@ async def times_of(path: Path, rounds: int) -> dict[str, list[float]]:
                 await caller.first_token_s(name)
                 await asyncio.sleep(QUIET_S)
             loaded, absent = NAMES[1], NAMES[0]
+            num_tokens = await caller.num_prompt_tokens(loaded)
+            await asyncio.sleep(QUIET_S)
             for _ in range(rounds):
-                found["bare"].append(bare_s(path))
+                found["bare"].append(bare_s(path, num_tokens))
                 found["swap"].append(await caller.first_token_s(absent))
                 loaded, absent = absent, loaded
                 await asyncio.sleep(QUIET_S)
-                found["bare"].append(bare_s(path))
+                found["bare"].append(bare_s(path, num_tokens))
                 await caller.unload(loaded)
                 found["cold"].append(await caller.first_token_s(loaded))
                 await asyncio.sleep(QUIET_S)
