@@ -5,7 +5,8 @@
 Two models of the same file share a machine that holds one (`models_max: 1`); a gateway, a supervisor and Redis run
 beside. A *cold* call finds nothing loaded; a *swap* has another model leave first. *Bare* is a process with llama.cpp's
 library in memory that loads the model, makes a context of as many cells and computes as many tokens as the call's
-prompt has, measured within the process. Each round measures all three, one after the other; ratios are of the medians. The page cache is warm.
+prompt has, measured within the process. Each round measures all three, one after the other; ratios are of the medians.
+The page cache is warm.
 """
 
 from __future__ import annotations

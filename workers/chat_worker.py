@@ -252,7 +252,6 @@ def open_chat_worker(
 
     Raises ModelError, ModelTooLarge, AdapterError, TemplateUnusable, TemplateFileUnusable, FamilyUnknown,
     CacheFolderUnusable, SettingUnusable."""
-    # Another process tries the templates, and this one makes the contexts meanwhile.
     rendering = _begun(opened, partial(open_renderer, model, spec.chat_template, prompts_at_once(), launch))
     n_ubatch = min(spec.llama.n_ubatch, spec.llama.n_batch)
     media = open_media(opened, model, spec, n_ubatch=n_ubatch, max_bytes=settings.media_cache_mib << 20)
@@ -275,8 +274,9 @@ def open_chat_worker(
     )
     processes = opened.enter_context(contextlib.closing(Forks(model.path, model.overrides, launch=launch)))
     tier, slot_files = open_tier(settings, identity), open_slot_files(settings)
-    for one in filter(None, (tier, slot_files)):
-        opened.callback(one.close)
+    for one in (tier, slot_files):
+        if one is not None:
+            opened.callback(one.close)
     forms = CallForms(answers.family.syntax, answers.controls, open_objects=spec.open_objects)
     forked = ForkedGrammars(processes, model.vocab)
     constraints = Compiler(model.vocab, forked, Trial(processes), forms, forked)
@@ -303,8 +303,8 @@ def open_chat_worker(
 
 
 def _begun(opened: contextlib.ExitStack, make: Callable[[], Renderer]) -> Future[Renderer]:
-    """Begin to open a renderer on another thread; `opened` closes it. Raises RuntimeError if there is no memory for the
-    thread."""
+    """Begin to open a renderer on another thread, so that its process tries the templates while this one makes the
+    contexts; `opened` closes it. Raises RuntimeError if there is no memory for the thread."""
     thread = opened.enter_context(ThreadPoolExecutor(1, thread_name_prefix="paddock-renderer"))
     making = thread.submit(make)
 
