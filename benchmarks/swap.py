@@ -47,7 +47,8 @@ params.n_ctx, params.n_seq_max, params.kv_unified = int(sys.argv[2]), int(sys.ar
 params.n_threads = params.n_threads_batch = 1
 context = c.llama_init_from_model(model, params)
 num_tokens = int(sys.argv[4])
-assert c.llama_decode(context, c.llama_batch_get_one((c.llama_token * num_tokens)(*[1] * num_tokens), num_tokens)) == 0
+tokens = (c.llama_token * num_tokens)(*[1] * num_tokens)
+assert c.llama_decode(context, c.llama_batch_get_one(tokens, num_tokens)) == 0
 c.llama_get_logits(context)
 print(time.perf_counter() - began)
 """
