@@ -7,6 +7,16 @@ import struct
 import msgspec
 
 from tests.support.tools import tool_of
+from workers.planner.messages import (
+    MachineCatalog,
+    MachineOrders,
+    MachineReport,
+    StartOrder,
+    ToldFailure,
+    ToldModel,
+    ToldWait,
+    ToldWorker,
+)
 from workers.protocol.events import (
     Failed,
     Failure,
@@ -60,7 +70,9 @@ from workers.protocol.requests import (
     Thinking,
     ToolCall,
 )
-from workers.protocol.residency import GatewayDemand, MachineModels, ModelDemand, ModelState
+from workers.protocol.residency import GatewayDemand, MachineModels, ModelDemand, ModelState, Why
+from workers.residency.picture import Device, Need, Share
+from workers.residency.policy import Group, Residency
 
 FAILURE = Failure(
     FailureCode.CONTEXT_OVERFLOW, "the prompt has 600 tokens, the context 512", "messages", 600, 512, "shorten it"
@@ -298,6 +310,7 @@ MESSAGES = {
         at=1700000000.5,
         models={
             "wanted": ModelDemand(num_waiting=2, oldest_at=1700000000.25, predicted_wait_s=1.5),
+            "elsewhere": ModelDemand(num_elsewhere=2, oldest_at=1700000000.25),
             "used": ModelDemand(num_running=3, used_at=1699999999.75),
         },
     ),
@@ -305,11 +318,58 @@ MESSAGES = {
         at=1700000000.5,
         models={
             "loaded": ModelState(status="loaded"),
-            "coming": ModelState(status="loading", progress=0.25, why="2 calls wait for coming"),
-            "broken": ModelState(status="failed", why="out of memory", retry_at=1700000005.5),
-            "large": ModelState(status="unloaded", why="no machine has the memory", is_hopeless=True),
+            "coming": ModelState(status="loading", progress=0.25, why=Why.of("2 calls wait for coming")),
+            "broken": ModelState(status="failed", why=Why.of("out of memory"), retry_at=1700000005.5),
+            "large": ModelState(status="unloaded", why=Why.of("no machine has the memory"), is_hopeless=True),
         },
         wanted={"loaded": 2, "coming": 1, "large": 1},
+    ),
+    "machine_report.json": MachineReport(
+        at=1700000000.5,
+        boot="0badcafe",
+        fence=7,
+        done=2,
+        catalog="0123456789abcdef",
+        devices=(Device("cpu", 1 << 36, 1 << 35, 1 << 30),),
+        workers=(
+            ToldWorker(
+                id="host1/7.2",
+                model="coder",
+                shares=(Share("cpu", 1 << 32),),
+                status="ready",
+                since=1699999990.5,
+                last_used=1699999999.5,
+                num_running=1,
+            ),
+        ),
+        failures={"broken": ToldFailure(not_before=1700000005.5, reason="out of memory")},
+        loaded=("coder",),
+        left={"small": 1699999980.5},
+    ),
+    "machine_catalog.json": MachineCatalog(
+        models={
+            "coder": ToldModel(policy=Residency(max=2, group="large"), need=Need(cpu_bytes=1 << 32)),
+            "new": ToldModel(policy=Residency(max=1)),
+        },
+        groups={"large": Group(at_once=1)},
+        models_max=2,
+    ),
+    "machine_orders.json": MachineOrders(
+        at=1700000000.5,
+        fence=7,
+        planner="host2",
+        boot="0badcafe",
+        starts=(
+            StartOrder(
+                number=3,
+                worker="host1/7.3",
+                model="small",
+                shares=(Share("cpu", 1 << 30),),
+                why="1 call waits for small, the oldest for 0.1 s",
+            ),
+        ),
+        leaving={"host1/7.2": "idle for 9 s, it leaves for small"},
+        waits={"large": ToldWait(reason="too_large", why="no machine has the memory")},
     ),
     "pool_request_seeing.json": SEEING_POOL_REQUEST,
     "pool_result.json": POOL_RESULT,

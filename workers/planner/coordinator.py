@@ -98,12 +98,13 @@ class Coordinator:
                 self._planner.learn(machine, found, told)
         self._planner.learn(self._machine, digest, catalog)
         lease.see(self._planner.highest_fence(clock))
-        if not await self._mark(clock):
+        demand = self.demand()
+        if not await self._mark(demand, clock):
             return None
         # Asked last: what follows does not wait for anything before this machine's own orders are there.
         if not lease.holds():
             return None
-        self.decision = decision = self._planner.decide(self.demand(), now, clock)
+        self.decision = decision = self._planner.decide(demand, now, clock)
         if decision is None:
             return None
         await self._order(decision, clock)
@@ -137,11 +138,13 @@ class Coordinator:
         """Call `on_message` whenever there is something to be read for this machine, until cancelled."""
         await self._exchange.listen(on_message)
 
-    async def _mark(self, clock: float) -> bool:
+    async def _mark(self, demand: Mapping[str, ModelDemand], clock: float) -> bool:
         """Mark the models of all machines as supervised and read which ones admins have unloaded, where that is due;
         return whether Redis answered."""
         models, (marked, at) = self._planner.describe().names, self._marked
-        if models <= marked and clock - at < keys.SUPERVISED_INTERVAL_S:
+        # A call loads a model that was unloaded: its gateway has taken the mark back as it told of the call.
+        is_called = any(told.num_waiting and model in self._planner.unloaded for model, told in demand.items())
+        if models <= marked and clock - at < keys.SUPERVISED_INTERVAL_S and not is_called:
             return True
         unloaded = await self._unloaded(sorted(models))
         if unloaded is None:

@@ -51,6 +51,9 @@ class SlowMemory:
     def num_cells(self, sequence: int, start: int, end: int) -> int:
         return end - start
 
+    def holds_from(self, sequence: int, cell: int) -> bool:
+        return True
+
     def load(self, sequence: int, state: bytes, positions: CellPositions | None = None) -> None: ...
 
     def remove(self, sequence: int) -> None: ...
@@ -180,6 +183,7 @@ def quickest(does: Callable[[], object]) -> float:
     return min(times)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_copy_goes_on_from_ram_where_its_cells_have_gone_meanwhile() -> None:
     """Another conversation has their number then."""
     memory, path = SlowMemory(), path_of(5 * BLOCK_TOKENS)
