@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -37,6 +39,7 @@ from workers.llama.devices import Devices
 from workers.llama.model import Model
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.models.spec import NO_PROJECTOR, AdapterSpec, ModelSpec
+from workers.process.helper_process import Launch
 from workers.protocol.events import CallFailed
 from workers.protocol.pooled import POOL_PATH
 from workers.served_media import ServedMedia, open_media
@@ -157,6 +160,7 @@ class ChatWorker:
         lane, media, adverts = prompt_lane(), media_lane(), PrefixAdverts(engine.cache_report)
         facts = None if self.media is None else self.media.facts(self.model.facts)
         adapter_routes = AdapterRoutes(self.adapters, self.settings.adapters_dir)
+        self.constraints.warm_up_once(lambda: engine.load().slots_busy + engine.load().waiting == 0)
         calls = GenerateCalls(
             Delivery(mailbox, engine, live, hub, metrics, life.shortage),
             engine,
@@ -237,22 +241,29 @@ class ChatWorker:
 
 
 def open_chat_worker(
-    opened: contextlib.ExitStack, model: Model, settings: WorkerSettings, spec: ModelSpec, watchdog: Watchdog
+    opened: contextlib.ExitStack,
+    model: Model,
+    settings: WorkerSettings,
+    spec: ModelSpec,
+    watchdog: Watchdog,
+    launch: Launch,
 ) -> ChatWorker:
     """Open the parts, in the order in which they need each other. `opened` closes them all.
 
     Raises ModelError, ModelTooLarge, AdapterError, TemplateUnusable, TemplateFileUnusable, FamilyUnknown,
     CacheFolderUnusable, SettingUnusable."""
-    renderer = opened.enter_context(open_renderer(model, spec.chat_template, prompts_at_once()))
+    rendering = _begun(opened, partial(open_renderer, model, spec.chat_template, prompts_at_once(), launch))
+    n_ubatch = min(spec.llama.n_ubatch, spec.llama.n_batch)
+    media = open_media(opened, model, spec, n_ubatch=n_ubatch, max_bytes=settings.media_cache_mib << 20)
+    context, n_ctx, draft_model = open_contexts(opened, model, spec, workers=settings.workers_on_machine)
+    context.warm_up()
+    renderer = rendering.result()
     answers = Answers(family_of("\n".join(renderer.sources.values()), spec.tool_family), model.vocab, spec)
     logger.info("answers are read as those of the family %s", answers.family.name)
     if fault := answers.closing_fault(spec.thinking_budget_message):
         raise SettingUnusable(f"thinking_budget_message {fault}")
-    n_ubatch = min(spec.llama.n_ubatch, spec.llama.n_batch)
-    media = open_media(opened, model, spec, n_ubatch=n_ubatch, max_bytes=settings.media_cache_mib << 20)
-    context, n_ctx, draft_model = open_contexts(opened, model, spec, workers=settings.workers_on_machine)
     long_texts = opened.enter_context(
-        contextlib.closing(TokenProcesses(model.path, model.overrides, number=prompts_at_once()))
+        contextlib.closing(TokenProcesses(model.path, model.overrides, number=prompts_at_once(), launch=launch))
     )
     prompts = _prompts(model, spec, renderer, GuardedTokenizer(model.vocab, long_texts), media, n_ctx=n_ctx)
     identity = kv_identity(settings, model, spec, n_ctx=context.kv_tokens)
@@ -261,7 +272,7 @@ def open_chat_worker(
             AdapterRegistry(model, context, max_adapters=settings.max_adapters, max_bytes=settings.adapters_mib << 20)
         )
     )
-    processes = opened.enter_context(contextlib.closing(Forks(model.path, model.overrides)))
+    processes = opened.enter_context(contextlib.closing(Forks(model.path, model.overrides, launch=launch)))
     tier, slot_files = open_tier(settings, identity), open_slot_files(settings)
     for one in (tier, slot_files):
         if one is not None:
@@ -269,8 +280,7 @@ def open_chat_worker(
     forms = CallForms(answers.family.syntax, answers.controls, open_objects=spec.open_objects)
     forked = ForkedGrammars(processes, model.vocab)
     constraints = Compiler(model.vocab, forked, Trial(processes), forms, forked)
-    constraints.warm_up()
-    context.warm_up()
+    opened.callback(constraints.close)
     _register_adapters(adapters, spec.adapters)
     return ChatWorker(
         settings,
@@ -290,6 +300,20 @@ def open_chat_worker(
         draft_model,
         media,
     )
+
+
+def _begun(opened: contextlib.ExitStack, make: Callable[[], Renderer]) -> Future[Renderer]:
+    """Begin to open a renderer on another thread, so that its process tries the templates while this one makes the
+    contexts; `opened` closes it. Raises RuntimeError if there is no memory for the thread."""
+    thread = opened.enter_context(ThreadPoolExecutor(1, thread_name_prefix="paddock-renderer"))
+    making = thread.submit(make)
+
+    def close() -> None:
+        if making.exception() is None:
+            making.result().close()
+
+    opened.callback(close)
+    return making
 
 
 def _prompts(

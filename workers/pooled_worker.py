@@ -20,6 +20,7 @@ from workers.llama.pooling import PooledContext, PooledInputs, Pooling, media_fa
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.metrics.worker import WorkerMetrics
 from workers.models.spec import NO_PROJECTOR, ModelSpec
+from workers.process.helper_process import Launch
 from workers.protocol.heartbeat import ModelFacts
 from workers.protocol.requests import Sampling
 from workers.served_media import ServedMedia, open_media
@@ -115,7 +116,12 @@ def pooled_service(
 
 
 def open_pooled_worker(
-    opened: contextlib.ExitStack, model: Model, settings: WorkerSettings, spec: ModelSpec, watchdog: Watchdog
+    opened: contextlib.ExitStack,
+    model: Model,
+    settings: WorkerSettings,
+    spec: ModelSpec,
+    watchdog: Watchdog,
+    launch: Launch,
 ) -> PooledWorker:
     """Open the parts of a pooled worker, which `opened` closes. Messages are rendered where the model sees or hears:
     there they are how its makers put pictures into a text.
@@ -123,7 +129,7 @@ def open_pooled_worker(
     Raises ModelError, ModelTooLarge, TemplateUnusable, TemplateFileUnusable."""
     pooling = pooling_of(model, spec.llama)
     processes = opened.enter_context(
-        contextlib.closing(TokenProcesses(model.path, model.overrides, number=prompts_at_once()))
+        contextlib.closing(TokenProcesses(model.path, model.overrides, number=prompts_at_once(), launch=launch))
     )
     tokenizer = GuardedTokenizer(model.vocab, processes)
     inputs = PooledInputs(model, pooling, tokenizer)
@@ -137,7 +143,7 @@ def open_pooled_worker(
     context.warm_up()
     renderer = None
     if media is not None and (spec.chat_template or model.chat_templates):
-        renderer = opened.enter_context(open_renderer(model, spec.chat_template, prompts_at_once()))
+        renderer = opened.enter_context(open_renderer(model, spec.chat_template, prompts_at_once(), launch))
     prompts = Prompts(
         renderer,
         tokenizer,

@@ -15,6 +15,7 @@ from workers.llama.native import version
 from workers.llama.sampling.stages import Settings
 from workers.llama.tokens.vocab import Vocab
 from workers.models.spec import LlamaSettings, is_template
+from workers.process.helper_process import Launch
 from workers.protocol.heartbeat import Modality, WorkerKind
 from workers.protocol.queries import Props
 from workers.protocol.requests import Sampling
@@ -28,13 +29,13 @@ class TemplateFileUnusable(ValueError):
     """The file that `chat_template` names can't be read; the message says why."""
 
 
-def open_renderer(model: Model, override: str, number: int) -> Renderer:
+def open_renderer(model: Model, override: str, number: int, launch: Launch) -> Renderer:
     """Open the renderer of chat templates, with `number` processes. `override` is the setting `chat_template`: a file's
     path, the name of a built-in template, or a template. If it is empty, the model's own templates are used.
 
     Raises TemplateFileUnusable, TemplateUnusable."""
     sources = {DEFAULT: template_of(override)} if override else model.chat_templates
-    return Renderer(sources, bos_text=model.bos_text, eos_text=model.eos_text, number=number)
+    return Renderer(sources, bos_text=model.bos_text, eos_text=model.eos_text, number=number, launch=launch)
 
 
 def template_of(setting: str) -> str:

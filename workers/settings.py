@@ -335,6 +335,13 @@ class SupervisorSettings(EveryWorkerSettings):
         ),
     ] = 120.0
     workers: Annotated[int, Field(ge=1, le=256, description="worker processes for the model")] = 2
+    fork_workers: Annotated[
+        bool,
+        Field(
+            description="start workers as forks of a process that has loaded the libraries (60 MiB once, a second less "
+            "at each start); false: as programs. On Linux"
+        ),
+    ] = True
     worker_redis_url: Annotated[
         str,
         Field(

@@ -134,7 +134,9 @@ def _placeholder(name: str, field: FieldInfo) -> str:
 
 PREFIX = "PADDOCK_"
 
-OTHER_VARIABLES = frozenset({"PADDOCK_BENCH_DIR", "PADDOCK_DIE_WITH_PARENT", "PADDOCK_VENV", "PADDOCK_WHEEL_CACHE"})
+OTHER_VARIABLES = frozenset(
+    {"PADDOCK_BENCH_DIR", "PADDOCK_DIE_WITH_PARENT", "PADDOCK_FORK_SOCKET", "PADDOCK_VENV", "PADDOCK_WHEEL_CACHE"}
+)
 """Environment variables that begin with `PADDOCK_` but are no settings: other code reads them."""
 
 REDIS_URLS = frozenset({"database_url", "redis_url", "worker_redis_url"})
@@ -223,7 +225,7 @@ def read(
 
     `known` are all setting names of Paddock. If it is given, the file's keys outside it are errors, and `PADDOCK_*`
     variables outside it are warnings. Raises SettingsError; `--help` prints and raises SystemExit(0)."""
-    flags = _flags(settings_class, args, prog)
+    flags = _flags(settings_class, args, prog) if args else {}
     environment = EnvSettingsSource(settings_class)()
     file = ConfigFile(settings_class)
     file._set_current_state({**environment, **flags})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -25,7 +26,7 @@ from workers.engine.disk.fingerprint import parts_of, system_fingerprint
 from workers.engine.disk.folder import DISK_TROUBLE, CacheFolderUnusable
 from workers.engine.watchdog import Watchdog
 from workers.llama.model import Model, ModelError, ModelTooLarge
-from workers.llama.native import AdapterError, build_id
+from workers.llama.native import AdapterError, build_id, library_digest
 from workers.llama.pooling import is_pooled
 from workers.models.catalog import CatalogError
 from workers.models.cores import cores_of, text_of
@@ -34,6 +35,7 @@ from workers.models.spec import NO_PROJECTOR, ModelSpec
 from workers.pooled_worker import open_pooled_worker
 from workers.process import log_lines
 from workers.process.black_box import BlackBox, describe, take
+from workers.process.helper_process import Launch, launched
 from workers.process.limits import isolate, keep_little, keep_to_cores, started_threads
 from workers.process.signals import ending_at_once
 from workers.process.sockets import PortTaken, listen
@@ -56,18 +58,27 @@ ASIDE = 8
 """Number of threads in the event loop's default executor, for work that would block the loop."""
 
 
-def main(settings: WorkerSettings) -> int:
-    """Set limits and malloc's settings of this process, which must run nothing but the worker; then call `run`."""
+def prepare() -> None:
+    """Do what every worker does at its start, whatever its model and settings, in a process that is to be forked: it
+    starts neither threads nor a backend of llama.cpp, which would look for GPUs."""
+    _version()
+    library_digest()
+    msgspec.json.decode(b'{"name":"m","path":"m.gguf"}', type=ModelSpec)
+
+
+def main(settings: WorkerSettings, launch: Launch = launched) -> int:
+    """Set limits and malloc's settings of this process, which must run nothing but the worker; then call `run`.
+    `launch` starts helper processes."""
     isolate(core_dumps=settings.core_dumps)
     keep_little()
-    return run(settings)
+    return run(settings, launch)
 
 
-def run(settings: WorkerSettings) -> int:
+def run(settings: WorkerSettings, launch: Launch = launched) -> int:
     """Serve until a signal or a failure ends the worker; return the exit code (`workers.protocol.exits`)."""
     log_lines.configure(settings.log_level, settings.log_format)
     try:
-        return _run(settings)
+        return _run(settings, launch)
     except (SettingUnusable, CatalogError, TracingUnusable, FamilyUnknown, TemplateFileUnusable) as error:
         return _complain(error, Exit.USAGE)
     except PortTaken as error:
@@ -84,7 +95,7 @@ def run(settings: WorkerSettings) -> int:
         return _complain(MemoryError(f"out of memory at the start ({error}); give the worker more"), Exit.NO_MEMORY)
 
 
-def _run(settings: WorkerSettings) -> int:
+def _run(settings: WorkerSettings, launch: Launch) -> int:
     spec = spec_of(settings)
     _keep_to(spec.llama.cpus)
     path = Path(spec.path or "")
@@ -97,7 +108,7 @@ def _run(settings: WorkerSettings) -> int:
             model = opened.enter_context(Model.load(path, spec.llama, on_progress=black_box.loading))
             watchdog = opened.enter_context(Watchdog(settings.step_timeout_s, black_box))
             open_worker = open_pooled_worker if is_pooled(model, spec.llama) else open_chat_worker
-            worker = open_worker(opened, model, settings, spec, watchdog)
+            worker = open_worker(opened, model, settings, spec, watchdog, launch)
             black_box.loaded()
         identity = _identity(settings, spec, model)
 
@@ -241,6 +252,7 @@ def _listen(settings: WorkerSettings) -> socket.socket:
         raise SettingUnusable(f"worker_host: cannot listen on {settings.worker_host}: {error.strerror}") from None
 
 
+@functools.cache
 def _version() -> str:
     try:
         return version("paddock")

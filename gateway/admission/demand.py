@@ -144,6 +144,7 @@ class DemandReport:
             return
         # A call that came after an admin had such a model unloaded loads it again.
         again = [model for model in self._wanted & self._waited_for if self._is_on_demand(model)]
+        woken = (("PUBLISH", keys.WANTED_CHANNEL, ""),) if self._wanted else ()
         self._wanted.clear()
         self._is_told = True
         told = encode(GatewayDemand(at=time.time(), models=models))
@@ -151,6 +152,7 @@ class DemandReport:
             ("HSET", keys.DEMAND, self._gateway, told),
             ("PEXPIRE", keys.DEMAND, round(KEY_TTL_S * 1000)),
             *(("DEL", keys.unloaded(model)) for model in again),
+            *woken,
         )
         checked(answers)
 

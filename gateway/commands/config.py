@@ -105,7 +105,8 @@ What one model is made of can also be said per model in a [catalog file](catalog
 
 More variables are read beside the settings: `PADDOCK_WHEEL_CACHE`, where `make up` keeps the compiled llama.cpp;
 `PADDOCK_VENV`, where it makes its environment instead of `.venv`; `PADDOCK_BENCH_DIR`, where benchmarks keep what they
-build; and `PADDOCK_DIE_WITH_PARENT`, which a supervisor sets so that its children end when it is killed.
+build; and `PADDOCK_DIE_WITH_PARENT` and `PADDOCK_FORK_SOCKET`, which a supervisor sets so that its children end when it
+is killed, and for the process that forks workers.
 """
 
 FOLDER = """## The state folder

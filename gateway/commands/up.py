@@ -39,10 +39,11 @@ from workers.protocol.exits import FINAL, Exit
 from workers.protocol.keys import ROLES, Role
 from workers.secret_file import GATEWAY_SECRET, WORKER_SECRET
 from workers.supervisor.catalog_watch import CatalogWatch
-from workers.supervisor.child import Child, Recipe, describe
+from workers.supervisor.child import Child
 from workers.supervisor.fleet import Fleet, NoRedis
 from workers.supervisor.output import Console, Output, Terminal
 from workers.supervisor.plan import PlannedWorker, Site, available_cores, plan
+from workers.supervisor.processes import Recipe, describe
 from workers.supervisor.redis_process import PrivateRedis
 from workers.supervisor.residents import Residents, residents_of
 from workers.supervisor.state_folder import FolderTaken, StateFolder

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ import redis
 from gateway.commands.target import address_file
 from tests.support.stack import ROOT, free_port
 from workers.protocol import keys
-from workers.protocol.heartbeat import decode_heartbeat
+from workers.protocol.heartbeat import Heartbeat, decode_heartbeat
 from workers.supervisor.redis_process import private_url
 
 READY_S = 60.0
@@ -87,13 +88,18 @@ def test_paddock_chat_finds_address_and_key(printed: str) -> None:
 
 def boots(state: Path) -> dict[str, str]:
     """Worker id -> boot id of the processes that serve now."""
+    return {worker: beat.boot for worker, beat in beats(state).items()}
+
+
+def beats(state: Path) -> dict[str, Heartbeat]:
+    """Worker id -> heartbeat of the processes that serve now."""
     url = private_url(state, (state / "gateway-secret").read_text().strip())
     with redis.Redis.from_url(url) as client:
-        found = client.smembers(keys.workers(MODEL))
-        assert isinstance(found, set)
-        records = [client.hget(keys.worker(MODEL, worker.decode()), "beat") for worker in found]
-    beats = [decode_heartbeat(record) for record in records if isinstance(record, bytes)]
-    return {beat.worker: beat.boot for beat in beats}
+        workers = client.smembers(keys.workers(MODEL))
+        assert isinstance(workers, set)
+        records = [client.hget(keys.worker(MODEL, worker.decode()), "beat") for worker in workers]
+    found = [decode_heartbeat(record) for record in records if isinstance(record, bytes)]
+    return {beat.worker: beat for beat in found}
 
 
 def test_a_killed_worker_is_back_within_seconds_and_nobody_is_turned_away(printed: str) -> None:
@@ -103,7 +109,8 @@ def test_a_killed_worker_is_back_within_seconds_and_nobody_is_turned_away(printe
     before = boots(state)
     assert len(before) == 2
     victim = sorted(before)[0]
-    (process,) = [p for p in psutil.process_iter() if _worker_id(p) == victim]
+    port = urlsplit(beats(state)[victim].address).port
+    (process,) = [p for p in psutil.process_iter() if p.name().startswith("worker-") and _listens(p, port)]
     process.kill()
     killed = time.monotonic()
     (line,) = re.findall(r"^curl .*$", printed, re.MULTILINE)
@@ -114,8 +121,5 @@ def test_a_killed_worker_is_back_within_seconds_and_nobody_is_turned_away(printe
         assert '"error"' not in done.stdout
 
 
-def _worker_id(process: psutil.Process) -> str | None:
-    try:
-        return process.environ().get("PADDOCK_WORKER_ID") if "worker" in process.cmdline() else None
-    except psutil.Error:
-        return None
+def _listens(process: psutil.Process, port: int | None) -> bool:
+    return any(one.laddr and one.laddr.port == port for one in process.net_connections(kind="inet"))

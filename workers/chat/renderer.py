@@ -20,7 +20,7 @@ from workers.chat.conversation import Conversation
 from workers.chat.render_process import Ready, Setup, Unusable
 from workers.chat.template import CHATML, DEFAULT, TemplateUnusable
 from workers.process.helper_pool import HelperPool
-from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong
+from workers.process.helper_process import Launch, NotStarted, ProcessEnded, TookTooLong, launched
 from workers.protocol.events import CallFailed, Failure, FailureCode
 from workers.protocol.framing import json_parts
 
@@ -52,6 +52,7 @@ class Renderer:
         render_s: float = RENDER_S,
         start_s: float = START_S,
         number: int = NUM_PROCESSES,
+        launch: Launch = launched,
     ) -> None:
         """`sources`: Jinja templates by name; without one named `default`, ChatML is the default. `number`: how many
         processes; the second starts some seconds after the first, others when they are first needed.
@@ -60,7 +61,7 @@ class Renderer:
         TemplateUnusable."""
         self.sources = {DEFAULT: CHATML, **sources}
         self._render_s = render_s
-        self._pool = HelperPool("workers.chat.render_process", number=number, start_s=start_s)
+        self._pool = HelperPool("workers.chat.render_process", number=number, start_s=start_s, launch=launch)
         self._setup = Setup(sources=self.sources, bos_text=bos_text, eos_text=eos_text)
         self.abilities: Mapping[str, Abilities] = self._started().abilities
         known = _encode(msgspec.structs.replace(self._setup, abilities=dict(self.abilities)))

@@ -46,9 +46,9 @@ def named(target: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def run(name: str, command: Command, args: Sequence[str], known: Collection[str] = ()) -> int:
+def run(name: str, command: Command, args: Sequence[str], known: Collection[str] = (), **more: Any) -> int:
     """Read the settings, run the command and return its exit code. Print what is wrong with the settings to stderr, one
-    line each. `known`: names of all settings.
+    line each. `known`: names of all settings; `more`: what the command's function gets beside the settings.
 
     Until the command sets a handler for SIGTERM, the one set here ends the process."""
     end_at_sigterm()
@@ -67,7 +67,7 @@ def run(name: str, command: Command, args: Sequence[str], known: Collection[str]
         return complain(error.problems)
     for warning in reading.warnings:
         print(f"paddock: warning: {warning}", file=sys.stderr)
-    return int(runner(reading.settings))
+    return int(runner(reading.settings, **more))
 
 
 def end_at_sigterm() -> None:

@@ -29,6 +29,9 @@ MAX_TEXT_BYTES, MAX_KEPT_BYTES = 128 << 10, 256 << 10
 A compiled grammar takes up to fifty times the memory of its text. Longer texts are compiled for each call, which takes
 some tenths of a second on a thread of their own."""
 
+IDLE_S, IDLE_LOOKS = 5.0, 10
+"""Seconds without a call after which the vocabulary is read, and how often one looks in them."""
+
 Key = tuple[str, bytes]
 """Key of a kept grammar: its kind, and the SHA-256 of its text."""
 
@@ -107,6 +110,8 @@ class Compiler:
         self._num_bytes = 0
         self._counts = {"compiled": 0, "reused": 0, "refused": 0}
         self._triggers_of = functools.lru_cache(MAX_TRIGGER_SETS)(self._new_triggers)
+        self._warming: threading.Thread | None = None
+        self._is_closed = threading.Event()
 
     @functools.cached_property
     def _words(self) -> LLTokenizer:
@@ -125,6 +130,27 @@ class Compiler:
     def warm_up(self) -> None:
         """Read the vocabulary now. That takes a second at 150,000 tokens; for half of it no other thread runs."""
         _ = self._words, self._pieces
+
+    def warm_up_once(self, is_idle: Callable[[], bool]) -> None:
+        """Read the vocabulary on another thread once `is_idle` has been true for IDLE_S, so that neither a worker's
+        start nor its first calls wait for that. The first call with a constraint reads it, if it comes earlier."""
+        if self._warming is None and not self._is_closed.is_set():
+            self._warming = threading.Thread(target=self._warm_up_idle, args=(is_idle,), name="warm up", daemon=True)
+            self._warming.start()
+
+    def close(self) -> None:
+        """Wait for the thread that reads the vocabulary. Call it before the model is closed."""
+        self._is_closed.set()
+        if self._warming is not None:
+            self._warming.join()
+
+    def _warm_up_idle(self, is_idle: Callable[[], bool]) -> None:
+        idle_looks = 0
+        while idle_looks < IDLE_LOOKS:
+            if self._is_closed.wait(IDLE_S / IDLE_LOOKS):
+                return
+            idle_looks = idle_looks + 1 if is_idle() else 0
+        self.warm_up()
 
     def answer_mask(self, request: GenerateRequest, thought: Thought | None = None) -> Mask | None:
         """Return the mask for an answer: it limits the thought, and keeps the text after it to the form that the

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from workers.models.overrides import MetadataValue
-from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong, ending, launched
+from workers.process.helper_process import Launch, NotStarted, Process, ProcessEnded, TookTooLong, ending, launched
 from workers.process.limits import started_threads
 
 START_S = 60.0
@@ -177,7 +177,7 @@ class Fork:
 class _ForkingProcess:
     """One process that forks others, and confirms each fork. Safe to use from several threads."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    def __init__(self, process: Process, control: socket.socket) -> None:
         """`control`: the socket for the requests to fork and their confirmations, one byte each; non-blocking."""
         self.process = process
         self._control = control
@@ -223,7 +223,12 @@ class Forks:
     """The process that forks a process for each trial or answer. Safe to use from several threads."""
 
     def __init__(
-        self, model: Path, overrides: Mapping[str, MetadataValue] | None = None, *, start_s: float = START_S
+        self,
+        model: Path,
+        overrides: Mapping[str, MetadataValue] | None = None,
+        *,
+        start_s: float = START_S,
+        launch: Launch = launched,
     ) -> None:
         """`model`: the GGUF file whose vocabulary the grammars are for, with `overrides` in place of its metadata.
         `start_s`: seconds to wait for the start.
@@ -232,6 +237,7 @@ class Forks:
         self._command = [sys.executable, "-m", "workers.llama.sampling.grammar_forks", str(model)]
         self._command.append(json.dumps(dict(overrides or {})))
         self._start_s = start_s
+        self._launch = launch
         self._lock = threading.Lock()
         self._forking: _ForkingProcess | None = None
         self._threads = started_threads("paddock-forks", 1)
@@ -253,7 +259,7 @@ class Forks:
             control, theirs = _pair()
             try:
                 with theirs:
-                    process = launched(self._command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+                    process = self._launch(self._command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
             except BaseException:
                 control.close()
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import socket
 from collections.abc import Iterator
 from typing import cast
@@ -17,6 +18,10 @@ from workers.http_server.pacer import KnownCallers
 from workers.http_server.state import Form, ServerState
 from workers.http_server.tls import Tls
 from workers.process.ticks import wait_tick
+
+ENDED_LOOK_S = 0.005
+
+log = logging.getLogger(__name__)
 
 
 class ServerDiffers(RuntimeError):
@@ -92,6 +97,25 @@ class HttpServer(uvicorn.Server):
         uvicorn's own loop looks ten times a second whether it is, which wakes an idle process."""
         while not await self.on_tick(0):
             await wait_tick(1.0, self._stopping)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, and wait until the open connections and requests have ended, as long as the configuration
+        says. uvicorn's own way looks for their end ten times a second, so that nothing ends within a tenth."""
+        for closed in (*self.servers, *(sockets or ())):
+            closed.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - uvicorn's own sets
+                    await asyncio.sleep(ENDED_LOOK_S)
+                for server in self.servers:
+                    await server.wait_closed()
+        except TimeoutError:
+            log.warning("%d requests have not ended in time and are cut off", len(self.server_state.tasks))
+            for task in self.server_state.tasks:
+                task.cancel()
+        await self.lifespan.shutdown()
 
     @property
     def should_exit(self) -> bool:

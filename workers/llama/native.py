@@ -173,20 +173,26 @@ def version() -> str:
 
 
 @functools.cache
-def build_id() -> str:
-    """Return an id of this build of llama.cpp: states saved under another id are not used.
-
-    It is made of all that states depend on besides model and settings: the version of the bindings, a hash of the
-    libraries that lay out states and tensor types, the abilities of the build and this processor, and the one
-    environment variable that changes the contents of the KV cache (llama-kv-cache.cpp). Reads a few megabytes."""
+def library_digest() -> str:
+    """Return a hash of the libraries that lay out states and tensor types. Reads a few megabytes."""
     library = Path(c._lib._name).resolve()
     beside = {path.resolve() for path in library.parent.glob("*ggml-base.*")}
     digest = hashlib.sha256()
     for path in (library, *sorted(beside)):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+@functools.cache
+def build_id() -> str:
+    """Return an id of this build of llama.cpp: states saved under another id are not used.
+
+    It is made of all that states depend on besides model and settings: the version of the bindings, a hash of the
+    libraries that lay out states and tensor types, the abilities of the build and this processor, and the one
+    environment variable that changes the contents of the KV cache (llama-kv-cache.cpp)."""
     rotated = os.environ.get("LLAMA_ATTN_ROT_DISABLE", "")
     system = (c.llama_print_system_info() or b"").decode("utf-8", "replace")
-    return f"{__version__} {digest.hexdigest()[:32]} {rotated!r} {system}"
+    return f"{__version__} {library_digest()[:32]} {rotated!r} {system}"
 
 
 class ModelError(Exception):

@@ -180,9 +180,10 @@ class Exchange:
         await self.forget([self._machine])
 
     async def listen(self, on_message: Callable[[], None]) -> None:
-        """Call `on_message` whenever this machine is woken, until cancelled."""
+        """Call `on_message` whenever this machine is woken, or a call waits for a model without workers, until
+        cancelled."""
         channel = keys.machine_channel(self._machine)
-        await follow(self._client, channel, lambda _: on_message(), on_message)
+        await follow(self._client, channel, lambda _: on_message(), on_message, (keys.WANTED_CHANNEL,))
 
     def _complain(self, error: RedisError) -> None:
         """Say once that Redis does not let machines decide: without the lease nothing is loaded."""

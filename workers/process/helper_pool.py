@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Iterator
 
-from workers.process.helper_process import HelperProcess, NotStarted, ProcessEnded, TookTooLong
+from workers.process.helper_process import HelperProcess, Launch, NotStarted, ProcessEnded, TookTooLong, launched
 
 SPARE_AFTER_S = 3.0
 """Seconds between the starts of the first and the second process. By then the worker has begun to serve."""
@@ -18,10 +18,10 @@ class HelperPool:
 
     A process that ended, or took too long, is started again at once, so that the next question need not wait for it."""
 
-    def __init__(self, module: str, *, number: int, start_s: float) -> None:
+    def __init__(self, module: str, *, number: int, start_s: float, launch: Launch = launched) -> None:
         """`module`, `start_s`: as `HelperProcess` has them. `number`: how many processes; each starts when it is first
         needed, unless `start` or `start_spare` is called."""
-        self._processes = [HelperProcess(module, start_s=start_s) for _ in range(number)]
+        self._processes = [HelperProcess(module, start_s=start_s, launch=launch) for _ in range(number)]
         self._free: queue.LifoQueue[HelperProcess] = queue.LifoQueue()
         for process in reversed(self._processes):
             self._free.put(process)

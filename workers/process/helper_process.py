@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 ROOT = Path(__file__).parents[2]
 """The folder that contains the package `workers`."""
@@ -36,7 +36,37 @@ CHUNK_BYTES = 256 << 10
 Room = Callable[[bytes], memoryview]
 """Returns the memory for the bytes that follow an answer's line, given this line: as many of them as will come."""
 
-Process = subprocess.Popen[bytes]
+
+class Process(Protocol):
+    """A helper process as `subprocess.Popen` has it: started as a program, or forked (`workers.forkserver.helpers`)."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+
+
+class Launch(Protocol):
+    """Starts a helper process, as `launched` does."""
+
+    def __call__(
+        self,
+        command: Sequence[str],
+        *,
+        variables: Mapping[str, str] | None = None,
+        stdin: int | None = None,
+        stdout: int | None = None,
+        pass_fds: Sequence[int] = (),
+        bufsize: int = 0,
+    ) -> Process: ...
+
 
 OUTSIDERS = frozenset({signal.SIGKILL.name, signal.SIGTERM.name, signal.SIGINT.name, signal.SIGHUP.name})
 """Names of signals that come from another process, or from the kernel for want of memory: no fault of the helper."""
@@ -90,7 +120,9 @@ def ending(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def launched(command: Sequence[str], *, variables: Mapping[str, str] | None = None, **how: Any) -> Process:
+def launched(
+    command: Sequence[str], *, variables: Mapping[str, str] | None = None, **how: Any
+) -> subprocess.Popen[bytes]:
     """Return a new process, made by `subprocess.Popen` with `how`, that gets none of the worker's secrets.
 
     `variables`: variables to add to its environment.
@@ -119,12 +151,13 @@ def helper_environment() -> dict[str, str]:
 class HelperProcess:
     """One helper process and its successors. Several threads can use it; it is asked one question at a time."""
 
-    def __init__(self, module: str, *args: str, start_s: float) -> None:
+    def __init__(self, module: str, *args: str, start_s: float, launch: Launch = launched) -> None:
         """`module`: Python module to run when it is first needed. `start_s`: maximum seconds until its first line."""
+        self._launch = launch
         self._command = [sys.executable, "-m", module, *args]
         self._start_s = start_s
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._opening: Sequence[bytes] = ()
         self._greeting = b""
 
@@ -167,7 +200,7 @@ class HelperProcess:
         with self._lock:
             self._end()
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> Process:
         if self._process is None or self._process.poll() is not None:
             self._end()
             self._process = process = self._new()
@@ -181,8 +214,8 @@ class HelperProcess:
             return process
         return self._process
 
-    def _new(self) -> subprocess.Popen[bytes]:
-        process = launched(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    def _new(self) -> Process:
+        process = self._launch(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None  # noqa: S101 - for the type checker
             os.set_blocking(pipe.fileno(), False)
@@ -190,7 +223,7 @@ class HelperProcess:
 
     def _answer(
         self,
-        process: subprocess.Popen[bytes],
+        process: Process,
         question: Sequence[bytes],
         timeout_s: float,
         room: Room | None = None,
@@ -204,7 +237,7 @@ class HelperProcess:
             raise TookTooLong(starved=starved) from None
         except EOFError:
             self._end(END_S)
-            raise ProcessEnded(ending(process.returncode)) from None
+            raise ProcessEnded(ending(process.wait())) from None
         except BaseException:
             # Whatever went wrong: a late answer would be taken for the answer to the next caller's question.
             self._end()
@@ -262,7 +295,7 @@ class _Answer:
                 self._left = self._left[len(first) :]
 
 
-def _exchanged(process: subprocess.Popen[bytes], question: Sequence[bytes], answer: _Answer, deadline: float) -> bytes:
+def _exchanged(process: Process, question: Sequence[bytes], answer: _Answer, deadline: float) -> bytes:
     """Send the question, read the answer and return its line. Raises TookTooLong, EOFError if the process closes a
     pipe, and what the answer's `room` raises."""
     assert process.stdin is not None  # noqa: S101 - for the type checker

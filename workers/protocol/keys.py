@@ -57,6 +57,7 @@ write only the names marked with `worker`; most others are written by the gatewa
     pd:fleet                          channel worker       a worker registered, drains or is gone
     pd:grants:<gateway>               channel gateway      id of a ticket of that gateway that was granted
     pd:machine:<machine>              channel supervisor   there is something to be read for this machine
+    pd:wanted                         channel gateway      a call waits for a model without workers: see `pd:demand`
 
 A worker writes its names to `pd:models` and `pd:{model}:workers` with every heartbeat: a restarted Redis has lost them.
 A ticket and the lease that it becomes have one id, made by the gateway, and one record.
@@ -138,6 +139,7 @@ MACHINES = "pd:machines"
 MACHINE_MODELS = "pd:machines:models"
 ORDERS = "pd:orders"
 PLANNER = "pd:planner"
+WANTED_CHANNEL = "pd:wanted"
 PLANNER_FENCE = "{pd:planner}:fence"
 """In one slot of a Redis Cluster with `pd:planner`, which is its own hash tag."""
 
@@ -300,7 +302,7 @@ _NAMES: Mapping[Role, tuple[str, ...]] = {
 }
 _CHANNELS: Mapping[Role, tuple[str, ...]] = {
     "gateway": ("pd:*",),
-    "supervisor": (FLEET_CHANNEL, machine_channel(_ANY)),
+    "supervisor": (FLEET_CHANNEL, WANTED_CHANNEL, machine_channel(_ANY)),
     "worker": (FLEET_CHANNEL,),
 }
 

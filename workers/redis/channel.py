@@ -1,10 +1,10 @@
-"""Follows one pub/sub channel."""
+"""Follows pub/sub channels."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import redis.asyncio
@@ -21,16 +21,20 @@ connection counts as lost."""
 
 
 async def follow(
-    redis: redis.asyncio.Redis, channel: str, on_message: Callable[[bytes], None], on_subscribed: Callable[[], None]
+    redis: redis.asyncio.Redis,
+    channel: str,
+    on_message: Callable[[bytes], None],
+    on_subscribed: Callable[[], None],
+    also: Sequence[str] = (),
 ) -> None:
-    """Call `on_message` with each message of the channel. Call `on_subscribed` after each subscription, since messages
-    sent before it may have been missed. Never returns. A lost connection is logged once; then a new one is tried every
-    RETRY_S until one can be made."""
+    """Call `on_message` with each message of the channel, and of those in `also`. Call `on_subscribed` after each
+    subscription, since messages sent before it may have been missed. Never returns. A lost connection is logged once;
+    then a new one is tried every RETRY_S until one can be made."""
     away = False
     while True:
         pubsub = redis.pubsub()
         try:
-            await pubsub.subscribe(channel)
+            await pubsub.subscribe(channel, *also)
             asked = False
             while True:
                 raise_if_cancelled()

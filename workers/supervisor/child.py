@@ -11,13 +11,22 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
-from workers.process import parent_death
 from workers.process.signals import RESERVED_BY
 from workers.protocol.exits import FINAL, Exit
 from workers.supervisor.output import Output
+from workers.supervisor.processes import (
+    NotStarted,
+    Process,
+    Recipe,
+    Start,
+    describe,
+    signal_group,
+    started,
+    wait_for_strays,
+)
 
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 10.0
@@ -29,10 +38,6 @@ SHORTAGES = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Error numbers that mean a process can't be started just now: memory, processes or file descriptors are short."""
 
 ENDED_AS_ASKED = frozenset({Exit.OK, Exit.DRAIN_CUT})
-
-
-class NotStarted(Exception):
-    """The process could not be started, but a later attempt may succeed; the message says why."""
 
 
 @dataclass(slots=True)
@@ -50,19 +55,6 @@ class Backoff:
             self._next_s = self.first_s
         delay, self._next_s = self._next_s, min(self._next_s * 2, self.longest_s)
         return delay
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """The command of a process. Secrets are passed in `environment`, since any user of the machine can read `argv`."""
-
-    name: str
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
-    grace_s: float
-    """Seconds from SIGTERM to SIGKILL."""
-    descriptors: tuple[int, ...] = ()
-    """File descriptors that the process inherits, under the same numbers."""
 
 
 async def ignore_death(code: int, is_final: bool) -> None:
@@ -91,6 +83,7 @@ class Child:
         is_prepared: Callable[[], bool] = always_prepared,
         final: Collection[int] = FINAL,
         backoff: Backoff | None = None,
+        start: Start = started,
     ) -> None:
         """`on_death(code, is_final)` is called when the process ends unasked; `is_final`: it will not be restarted.
 
@@ -99,7 +92,8 @@ class Child:
 
         A process that ends with a code in `final` stays ended, unless the cause may pass: somebody has removed what
         `prepare` made, or an earlier process ran for a minute and ended with another code (a full disk, short memory).
-        After `ENDED_AS_ASKED` none is restarted."""
+        After `ENDED_AS_ASKED` none is restarted. `start` starts the process."""
+        self._start = start
         self.name = recipe.name
         self.starts = 0
         self.pid: int | None = None
@@ -201,7 +195,7 @@ class Child:
         except (OSError, RuntimeError) as error:
             raise NotStarted(str(error)) from error
         try:
-            process, read_end = await self._born()
+            process, read_end = await self._begin()
         except RuntimeError as error:  # no thread could be started to wait for the process
             raise NotStarted(str(error)) from error
         except OSError as error:
@@ -215,36 +209,28 @@ class Child:
                 try:
                     return await self._end_of(process, tasks)
                 finally:
-                    _signal_group(process.pid, signal.SIGKILL)
+                    signal_group(process.pid, signal.SIGKILL)
                     await asyncio.wait({reader}, timeout=1.0)
                     reader.cancel()
         finally:
             # So no zombie and no open transport is left, even if `keep` is cancelled.
             await _killed(process)
+            await wait_for_strays(process.pid)
             self.pid = None
 
-    async def _born(self) -> tuple[asyncio.subprocess.Process, int]:
+    async def _begin(self) -> tuple[Process, int]:
         """Start a process; return it and the descriptor from which its output is read."""
         read_end, write_end = os.pipe()
         try:
             # Not asyncio's own pipe: its wait() would also wait for grandchildren that hold the pipe open.
-            process = await asyncio.create_subprocess_exec(
-                *self._recipe.argv,
-                env={**self._recipe.environment, parent_death.VARIABLE: str(os.getpid())},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                start_new_session=True,
-                pass_fds=self._recipe.descriptors,
-            )
+            return await self._start(self._recipe, write_end), read_end
         except BaseException:
             os.close(read_end)
             raise
         finally:
             os.close(write_end)
-        return process, read_end
 
-    async def _end_of(self, process: asyncio.subprocess.Process, tasks: asyncio.TaskGroup) -> int:
+    async def _end_of(self, process: Process, tasks: asyncio.TaskGroup) -> int:
         ended = tasks.create_task(process.wait())
         asked = tasks.create_task(self._stopping.wait())
         renewing = tasks.create_task(self._renewing.wait())
@@ -252,10 +238,10 @@ class Child:
         try:
             await asyncio.wait({ended, asked, renewing}, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done() and not asked.done():
-                _signal_group(process.pid, signal.SIGUSR1)
+                signal_group(process.pid, signal.SIGUSR1)
                 await asyncio.wait({ended, asked}, timeout=self._recipe.grace_s, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
-                _signal_group(process.pid, signal.SIGTERM)
+                signal_group(process.pid, signal.SIGTERM)
                 grace_s = self._recipe.grace_s if asked.done() else 0.0
                 await asyncio.wait({ended, hurried}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
@@ -263,7 +249,7 @@ class Child:
             return process.returncode if process.returncode is not None else await _killed(process)
         finally:
             if process.returncode is None:
-                _signal_group(process.pid, signal.SIGKILL)
+                signal_group(process.pid, signal.SIGKILL)
             for task in (asked, renewing, hurried):
                 task.cancel()
 
@@ -280,16 +266,6 @@ class Child:
             transport.close()
 
 
-def describe(code: int) -> str:
-    """Return an exit code in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
-
-
 async def _next_line(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.readuntil(b"\n")
@@ -299,15 +275,10 @@ async def _next_line(reader: asyncio.StreamReader) -> bytes:
         return await reader.read(LINE_LIMIT)
 
 
-async def _killed(process: asyncio.subprocess.Process) -> int:
+async def _killed(process: Process) -> int:
     if process.returncode is None:
-        _signal_group(process.pid, signal.SIGKILL)
+        signal_group(process.pid, signal.SIGKILL)
     return await process.wait()
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
 
 
 class WorkerSlot:

@@ -23,8 +23,8 @@ from redis.exceptions import RedisError
 from workers.process import parent_death
 from workers.protocol.keys import ROLES, Role, derived_password, operator_line, user_line, user_of
 from workers.supervisor import state_folder
-from workers.supervisor.child import Recipe
 from workers.supervisor.fleet import NoRedis
+from workers.supervisor.processes import Recipe
 
 SOCKET_BYTES = 100
 """Bytes that a Unix socket's path may have on any system (104 on macOS, 108 on Linux, with a final zero byte)."""

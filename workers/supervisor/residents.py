@@ -203,6 +203,10 @@ class Residents:
             if resident.watch is not None:
                 resident.watch = resident.watch.again(now)
 
+    def wake(self) -> None:
+        """Decide soon: a worker that was to leave is gone."""
+        self._changed.set()
+
     async def run(self, supervisor: Supervisor, fleet: Fleet) -> None:
         """Load and unload until cancelled."""
         coordinator = Coordinator(fleet.client, self._site.host, partial(fleet.unloaded, forget=False))

@@ -13,16 +13,18 @@ from typing import Any, Protocol
 import msgspec
 
 from workers import sources
+from workers.forkserver.client import CAN_FORK, ForkServer
 from workers.process import black_box
 from workers.protocol import keys
 from workers.protocol.exits import FINAL, Exit
 from workers.settings import EveryWorkerSettings, ModelSettings, PaddockSettings, SupervisorSettings, WorkerSettings
 from workers.supervisor import state_folder
-from workers.supervisor.child import Child, Recipe, WorkerSlot, describe
+from workers.supervisor.child import Child, WorkerSlot
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.loading.history import Death
 from workers.supervisor.output import Console, Output
 from workers.supervisor.plan import PlannedWorker, environment_of
+from workers.supervisor.processes import Recipe, describe, started
 
 REGISTERED_LOOK_S = 0.1
 
@@ -65,6 +67,10 @@ class Chooser(Protocol):
         """Note that a worker's process has ended by itself."""
         ...
 
+    def wake(self) -> None:
+        """Decide soon: a worker that was to leave is gone."""
+        ...
+
 
 class Supervisor:
     """Keeps the wanted workers running, until `stop` is called or all have ended for reasons that forbid a restart."""
@@ -91,6 +97,7 @@ class Supervisor:
         self._logs = settings.state_dir / "logs"
         self._outputs: dict[str, Output] = {}
         self._black_boxes: dict[str, black_box.BoxReader] = {}
+        self._forks = ForkServer(self._logs, console, environment) if settings.fork_workers and CAN_FORK else None
         self._wanted = tuple(workers)
         self._posts = {worker.name: self._post(worker) for worker in workers}
         self._changed = asyncio.Event()
@@ -143,6 +150,7 @@ class Supervisor:
                     post.keeping = tasks.create_task(post.slot.keep())
                 beside = [tasks.create_task(self._follow(tasks))]
                 beside += [] if self._chooser is not None else [tasks.create_task(self._listen())]
+                beside += [] if self._forks is None else [tasks.create_task(self._forks.keep())]
                 while running := self._running():
                     await asyncio.wait(running)
                 for task in beside:
@@ -237,6 +245,8 @@ class Supervisor:
         await post.slot.stop()
         del self._posts[name]
         self._remove_files(post.worker)
+        if self._chooser is not None:
+            self._chooser.wake()
 
     async def _exchange(self, tasks: asyncio.TaskGroup, worker: PlannedWorker) -> None:
         """Replace a worker's process by one with other settings; return when that has registered or has ended for good,
@@ -267,6 +277,7 @@ class Supervisor:
             recipe,
             output,
             on_death=partial(self._bury, worker),
+            start=started if self._forks is None else self._forks.start,
             prepare=partial(self._prepare, worker),
             is_prepared=partial(
                 state_folder.holds, spec_file_of(worker, self._settings), msgspec.json.encode(worker.model)

@@ -94,6 +94,9 @@ class Fleet:
 
     def _chat(self, spec: ModelSpec, worker: Process, num_wanted: int) -> None:
         body = {"model": spec.name, "messages": [{"role": "user", "content": "hi " * 50}], "max_tokens": 2}
+        # A worker has the vocabulary as grammars need it once a call has a schema, or when it has been idle.
+        form = {"type": "json_schema", "json_schema": {"name": "any", "schema": {"type": "object"}}}
+        self.post("/v1/chat/completions", {**body, "response_format": form})
         for _ in range(20):
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(lambda _: self.post("/v1/chat/completions", body), range(16)))

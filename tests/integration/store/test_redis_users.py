@@ -24,6 +24,7 @@ from workers.protocol import keys
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.keys import ROLES, rules_of
 from workers.protocol.residency import LIFE_S, MachineModels, ModelState, Why, decode_demand, encode
+from workers.redis.channel import follow
 from workers.redis.link import connect
 
 Client = redis.asyncio.Redis
@@ -252,7 +253,19 @@ async def test_what_gateways_and_supervisors_tell_of_models_needs_nothing_that_i
     await asyncio.sleep(0.5)
     found = await supervisor.hgetall(keys.DEMAND)
     assert decode_demand(found[b"g1"]).models["m"].num_running == 1
-    telling.cancel()
+    heard = asyncio.Event()
+    ready = asyncio.Event()
+    also = (keys.WANTED_CHANNEL,)
+    following = asyncio.create_task(
+        follow(supervisor, keys.machine_channel("host1"), lambda _: heard.set(), ready.set, also)
+    )
+    await asyncio.wait_for(ready.wait(), 5)
+    await asyncio.sleep(0.1)
+    report.tell_soon("another")
+    await asyncio.wait_for(heard.wait(), 0.4)
+    for task in (following, telling):
+        task.cancel()
+    await asyncio.wait([following])
     await asyncio.wait([telling])
     await report.give_back()
     assert not await supervisor.hgetall(keys.DEMAND)

@@ -91,7 +91,7 @@ class Program:
         """Process id of the worker in a place; 0 while there is none."""
         for process in psutil.Process(self.popen.pid).children(recursive=True):
             try:
-                if process.environ().get("PADDOCK_WORKER_ID", "").endswith(name.removeprefix("worker")):
+                if process.name() == name:  # as forked workers are called
                     return process.pid
             except psutil.Error:
                 continue

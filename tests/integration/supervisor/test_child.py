@@ -21,8 +21,9 @@ import pytest
 
 from tests.integration.supervisor.conftest import unreadable
 from workers.protocol.exits import Exit
-from workers.supervisor.child import Backoff, Child, Recipe, describe
+from workers.supervisor.child import Backoff, Child
 from workers.supervisor.output import Console, Output, Terminal
+from workers.supervisor.processes import Recipe, describe
 from workers.supervisor.state_folder import StateFolder
 
 STUBBORN = "trap '' TERM; echo started; while :; do sleep 0.05; done"

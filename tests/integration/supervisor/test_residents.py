@@ -127,7 +127,7 @@ def test_a_model_with_calls_does_not_leave_for_another(
     while time.monotonic() < until:
         assert is_loaded(server, crowd, "a"), station.text()
         time.sleep(0.05)
-    assert states(client)["b"].why
+    wait_until(lambda: bool(states(client)["b"].why), station.text)  # once its memory is predicted
     crowd.wait_for("b")
     wait_until(lambda: is_loaded(server, crowd, "b"), station.text)
 

@@ -41,6 +41,7 @@ from workers.llama.tokens.token_process import (
 )
 from workers.llama.tokens.vocab import Vocab, encoded
 from workers.process.helper_process import (
+    Launch,
     NotStarted,
     Process,
     ProcessEnded,
@@ -114,11 +115,17 @@ class TokenProcesses:
     """The processes that tokenise long texts; making this object starts some. May be used from several threads."""
 
     def __init__(
-        self, model: Path, overrides: Overrides | None = None, *, number: int = NUM_PROCESSES, start_s: float = START_S
+        self,
+        model: Path,
+        overrides: Overrides | None = None,
+        *,
+        number: int = NUM_PROCESSES,
+        start_s: float = START_S,
+        launch: Launch = launched,
     ) -> None:
         """`model`: the GGUF file, with `overrides` in place of its metadata. `number`: how many texts can be tokenised
         at the same time."""
-        self._keeper = _Keeper(model, overrides or {}, start_s)
+        self._keeper = _Keeper(model, overrides or {}, start_s, launch)
         self._seats: queue.LifoQueue[_Seat] = queue.LifoQueue()
         for _ in range(number):
             self._seats.put(_Seat(self._keeper))
@@ -239,8 +246,9 @@ class _Seat:
 class _Keeper:
     """The process that holds the vocabulary and forks the others. May be used from several threads."""
 
-    def __init__(self, model: Path, overrides: Overrides, start_s: float) -> None:
+    def __init__(self, model: Path, overrides: Overrides, start_s: float, launch: Launch) -> None:
         self._model = model
+        self._launch = launch
         self._overrides = json.dumps(dict(overrides))
         self._start_s = start_s
         self._lock = threading.Lock()
@@ -315,7 +323,7 @@ class _Keeper:
             module = "workers.llama.tokens.token_process"
             command = [sys.executable, "-m", module, str(self._model), str(theirs.fileno()), self._overrides]
             try:
-                self._process = launched(
+                self._process = self._launch(
                     command,
                     variables={"MALLOC_ARENA_MAX": "1"},
                     stdin=subprocess.DEVNULL,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -41,7 +42,8 @@ class Vocab:
         self._pieces: list[bytes | None] = [None] * self.num_tokens
         self._special_pieces: dict[int, bytes] = {}
         is_eog = gil_calls().is_eog
-        self.eog = frozenset(token for token in range(self.num_tokens) if is_eog(pointer, token))
+        tokens = range(self.num_tokens)
+        self.eog = frozenset(itertools.compress(tokens, map(is_eog, itertools.repeat(pointer), tokens)))
         self.bos: int = c.llama_vocab_bos(pointer)
         self.eos: int = c.llama_vocab_eos(pointer)
         self.adds_bos: bool = c.llama_vocab_get_add_bos(pointer)
