@@ -12,13 +12,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from accounts.protocol.records import digest
 from gateway.api.openai.model_news import MOST_PER_KEY
 from tests.support.caller import Caller, calling
 from tests.support.fake_supervisor import FakeSupervisor
 from tests.support.stack import Stack
 from tests.support.waiting import until
 from workers.protocol.keys import HEARTBEAT_TTL_S
-from workers.protocol.residency import LIFE_S, ModelState
+from workers.protocol.residency import LIFE_S, TOLD_EVERY_S, ModelState
 
 MODELS = ("small", "large", "coder", "writer", "fast", "other")
 CATALOG = "\n".join(
@@ -29,6 +30,7 @@ CATALOG = "\n".join(
         "  chain: {targets: [large], fallbacks: [writer]}",
     ]
 )
+LIMITED_KEY = "pk-limited-0123456789"
 PING_S = 0.1
 KNOWN_S = 2.5
 """Within it a gateway has read what a supervisor tells."""
@@ -51,7 +53,10 @@ def stack() -> Iterator[Stack]:
     with Stack() as running:
         catalog = running.folder / "catalog.yaml"
         catalog.write_text(CATALOG)
-        running.gateway(catalog=catalog, ping_interval_s=PING_S, start_timeout_s=30)
+        limited = {"name": "limited", "team": "red", "sha256": digest(LIMITED_KEY), "limits": {"requests_per_minute": 1}}
+        running.gateway(
+            catalog=catalog, ping_interval_s=PING_S, start_timeout_s=30, api_keys=json.dumps([limited])
+        )
         yield running
 
 
@@ -107,6 +112,22 @@ async def test_a_call_is_told_how_far_its_model_is_and_served(stack: Stack, supe
         await stream.finish()
         assert stream.error is None
         process.kill()
+
+
+async def test_a_call_that_its_limits_refuse_loads_nothing(stack: Stack, supervisor: FakeSupervisor) -> None:
+    """A caller beyond its limits would have models loaded in turns, and others leave for them."""
+    process = stack.fake_worker("fast", *QUICK, worker_id="fast-w")
+    async with calling(stack.gateways[0].url, LIMITED_KEY, "fast") as caller:
+        assert (await caller.whole(max_tokens=1))[0] == 200
+        caller.model = "other"
+        refused = asyncio.create_task(caller.whole(max_tokens=1))
+        until_at = time.monotonic() + 2 * TOLD_EVERY_S
+        while time.monotonic() < until_at:
+            assert not supervisor.num_waiting("other")
+            await asyncio.sleep(0.01)
+        status, body = await asyncio.wait_for(refused, 2)
+        assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+    process.kill()
 
 
 async def test_a_model_that_fails_to_load_refuses_its_calls(stack: Stack, supervisor: FakeSupervisor) -> None:
