@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,18 +17,19 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from gateway.access.control import Shares, most_of_team
 from gateway.api.http.diagnostics import answer_headers, request_log_of
 from gateway.api.http.streaming import EventStream, chunk_writer_of, data, written
 from gateway.api.intake.disconnect import ClientGone, until_disconnect
 from gateway.api.openai.models import Models
-from gateway.api.operations.health import SharedQuery
-from gateway.back_pressure import too_many_listeners, too_many_listeners_of_key
+from gateway.back_pressure import too_many_listeners, too_many_listeners_of_key, too_many_listeners_of_team
 from gateway.call import Principal
 from gateway.registry.model_states import ModelStates
 from workers.process.ticks import wait_tick
 from workers.protocol.residency import TOLD_EVERY_S
 
 MOST_LISTENERS, MOST_PER_KEY = 64, 8
+MOST_PER_TEAM = most_of_team(MOST_LISTENERS, MOST_PER_KEY)
 LIFE_S = 3600.0
 WRITE_S = 10.0
 """Seconds that a client has to read what was sent, while its buffers are full."""
@@ -60,13 +60,12 @@ class ModelNews:
         self._states = states
         self._is_leaving = is_leaving
         self._ping_interval_s = ping_interval_s
-        self._coming = SharedQuery(models.coming, TOLD_EVERY_S)
-        self._per_key: Counter[str] = Counter()
+        self._listeners = Shares(MOST_PER_KEY, MOST_PER_TEAM)
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client leaves. Raises TooManyRequests, TooManyConnections."""
         request_log = request_log_of(scope)
-        with self._counted(principal.key_id), self._states.watched():
+        with self._counted(principal), self._states.watched():
             stream = EventStream(send, lambda: answer_headers(request_log), chunk=chunk_writer_of(scope))
             async with until_disconnect(receive):
                 request_log.status, request_log.outcome = 200, "ok"
@@ -78,7 +77,7 @@ class ModelNews:
         told: Statuses = {}
         until = time.monotonic() + LIFE_S
         while time.monotonic() < until and not self._is_leaving():
-            now = self._models.statuses(principal, await self._coming.ask())
+            now = self._models.statuses(principal, await self._models.coming.ask())
             if events := b"".join(data(_encode(event)) for event in events_of(told, now)):
                 try:
                     async with asyncio.timeout(WRITE_S):
@@ -89,16 +88,17 @@ class ModelNews:
             await wait_tick(TOLD_EVERY_S)
 
     @contextmanager
-    def _counted(self, key: str) -> Iterator[None]:
-        """Count a listener while the block lasts."""
-        if self._per_key[key] >= MOST_PER_KEY:
+    def _counted(self, principal: Principal) -> Iterator[None]:
+        """Count a listener while the block lasts. Raises TooManyRequests, TooManyConnections."""
+        listeners, key, team = self._listeners, principal.key_id, principal.team
+        if listeners.is_full_for_key(key):
             raise too_many_listeners_of_key(MOST_PER_KEY)
-        if self._per_key.total() >= MOST_LISTENERS:
+        if listeners.is_full_for_team(team):
+            raise too_many_listeners_of_team(MOST_PER_TEAM, team)
+        if listeners.num_held >= MOST_LISTENERS:
             raise too_many_listeners(MOST_LISTENERS)
-        self._per_key[key] += 1
+        listeners.take(key, team)
         try:
             yield
         finally:
-            self._per_key[key] -= 1
-            if not self._per_key[key]:
-                del self._per_key[key]
+            listeners.give_back(key, team)

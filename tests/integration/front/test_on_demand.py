@@ -6,14 +6,16 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
+import redis
 
 from accounts.protocol.records import digest
-from gateway.api.openai.model_news import MOST_PER_KEY
+from gateway.api.openai.model_news import MOST_PER_KEY, MOST_PER_TEAM
+from gateway.api.operations.health import FRESH_S
 from tests.support.caller import Caller, calling
 from tests.support.fake_supervisor import FakeSupervisor
 from tests.support.stack import Stack
@@ -237,6 +239,40 @@ async def test_listeners_are_bounded_and_need_a_key(stack: Stack) -> None:
                     if response.status == 200:
                         break
                 await asyncio.sleep(0.05)
+
+
+async def test_all_keys_of_a_team_leave_listeners_to_others(stack: Stack) -> None:
+    names = [f"red-{number}" for number in range(MOST_PER_TEAM // MOST_PER_KEY + 1)]
+    records = [{"name": name, "team": "red", "sha256": digest(f"pk-{name}-0123456789")} for name in names]
+    gateway = stack.gateway(catalog=stack.folder / "catalog.yaml", api_keys=json.dumps(records))
+    async with AsyncExitStack() as held:
+        for name in names[:-1]:
+            caller = await held.enter_async_context(calling(gateway.url, f"pk-{name}-0123456789", "other"))
+            opened = [await caller.session.get(f"{caller.url}/models/sse") for _ in range(MOST_PER_KEY)]
+            assert [response.status for response in opened] == [200] * MOST_PER_KEY
+        last = await held.enter_async_context(calling(gateway.url, f"pk-{names[-1]}-0123456789", "other"))
+        async with last.session.get(f"{last.url}/models/sse") as response:
+            assert response.status == 429
+            assert "The team 'red' has 48 connections open here" in (await response.json())["error"]["message"]
+        other = await held.enter_async_context(calling(gateway.url, stack.key, "other"))
+        async with other.session.get(f"{other.url}/models/sse") as response:
+            assert response.status == 200
+
+
+async def test_a_crowd_that_lists_models_asks_redis_once_for_all(stack: Stack, supervisor: FakeSupervisor) -> None:
+    """Of each model two keys are looked up."""
+    with redis.Redis.from_url(stack.redis.url) as client:
+
+        def num_lookups() -> int:
+            told: Any = client.info("commandstats")
+            return int(told.get("cmdstat_exists", {"calls": 0})["calls"])
+
+        async with asking(stack, "other") as caller:
+            await got(caller, "/v1/models")
+            before, began = num_lookups(), time.monotonic()
+            await asyncio.gather(*(got(caller, "/v1/models") for _ in range(100)))
+            looks = 2 + (time.monotonic() - began) / FRESH_S
+            assert 0 < num_lookups() - before <= looks * 2 * len(MODELS)
 
 
 async def test_a_stream_of_news_ends_with_its_gateway(stack: Stack) -> None:
