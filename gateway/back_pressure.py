@@ -223,6 +223,15 @@ def too_many_requests_of_team(limit: int, team: str) -> TooManyRequests:
     )
 
 
+def too_many_of_accounts(whose: str, limit: int) -> TooManyRequests:
+    """Return the error for a request to the accounts service beyond the `limit` of those under way. `whose`: `This
+    key`, or the team."""
+    return TooManyRequests(
+        f"{whose} has {limit} requests to the accounts service under way here, and no more may. Read their answers, or "
+        "wait for some to end."
+    )
+
+
 def too_many_failures(retry_after_s: float) -> TooManyFailures:
     """Return the error for an API key that is not known, from an address that has sent many such."""
     return TooManyFailures(

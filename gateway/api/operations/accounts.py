@@ -6,8 +6,8 @@ Gateways have no database: whatever needs one is there, and calls of models go o
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from urllib.parse import quote
 
 import aiohttp
@@ -16,11 +16,12 @@ from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from accounts.protocol.caller import HEADER, Caller, seal_caller
+from gateway.access.control import Shares
 from gateway.access.proxies import TrustedProxies
 from gateway.api.http.diagnostics import name_headers, origin_headers, request_log_of
 from gateway.api.intake.body import declared_bytes, read_body
 from gateway.api.intake.memory_budget import MemoryBudget, Reservation
-from gateway.back_pressure import accounts_unavailable
+from gateway.back_pressure import accounts_unavailable, too_many_of_accounts
 from gateway.call import Principal
 from gateway.dispatch.team_turns import TeamTurns
 from gateway.errors import NotSupported
@@ -32,6 +33,9 @@ BODY_REMEDY = "Send less at once."
 ASKED_AT_ONCE = 4
 """Maximum requests of one team, admins' left out, that the accounts service answers at a time: it has eight connections
 to its database, and sums of a long time can take each of them for half a minute."""
+MOST_OF_KEY, MOST_OF_TEAM = 8, 16
+"""Maximum requests under way of one key and of one team, admins' left out. An export that is read slowly holds a page
+of calls in the accounts service."""
 PIECE_BYTES = 64 << 10
 TIMEOUT_S, CONNECT_S = 60.0, 5.0
 """Maximum seconds between two pieces of an answer, and for connecting."""
@@ -55,6 +59,7 @@ class AccountsRoute:
         self._proxies = proxies
         self._memory = memory
         self._turns = TeamTurns.of_each(ASKED_AT_ONCE)
+        self._under_way = Shares(MOST_OF_KEY, MOST_OF_TEAM)
         self._path = url.removeprefix(UNIX) if url.startswith(UNIX) else ""
         self._base = URL("http://accounts" if self._path else url)
         self._is_set_up = bool(url)
@@ -64,7 +69,8 @@ class AccountsRoute:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Hold the connections to the accounts service for the length of the block."""
-        connector = aiohttp.UnixConnector(self._path) if self._path else aiohttp.TCPConnector()
+        # Without a limit: where exports that nobody reads had all of 100 connections, all others would wait for them.
+        connector = aiohttp.UnixConnector(self._path, limit=0) if self._path else aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=TIMEOUT_S)
         # Cookies are the callers': one kept here would go out with the requests of all others.
         jar = aiohttp.DummyCookieJar()
@@ -76,7 +82,7 @@ class AccountsRoute:
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward the request and its answer. Raises NotSupported, BodyTooLarge, BodyTooSlow, TakesTooMuch,
-        HeldTooMuch, MemoryFull, AccountsUnavailable."""
+        HeldTooMuch, MemoryFull, TooManyRequests, AccountsUnavailable."""
         if not self._is_set_up or self._session is None:
             raise NotSupported(
                 "This gateway has no accounts service. Run `paddock up` or `paddock accounts`, and set "
@@ -88,13 +94,28 @@ class AccountsRoute:
             if principal.admin or not principal.key_id:
                 await self._forward(self._session, principal, scope, body, send)
                 return
-            turn = await self._turns.enter(principal.team)
-            try:
-                await self._forward(self._session, principal, scope, body, send, turn.leave)
-            finally:
-                turn.leave()
+            with self._counted(principal):
+                turn = await self._turns.enter(principal.team)
+                try:
+                    await self._forward(self._session, principal, scope, body, send, turn.leave)
+                finally:
+                    turn.leave()
         finally:
             reservation.close()
+
+    @contextmanager
+    def _counted(self, principal: Principal) -> Iterator[None]:
+        """Count a request while the block lasts. Raises TooManyRequests."""
+        key, team = principal.key_id, principal.team
+        if self._under_way.is_full_for_key(key):
+            raise too_many_of_accounts("This key", MOST_OF_KEY)
+        if self._under_way.is_full_for_team(team):
+            raise too_many_of_accounts(f"The team {team!r}", MOST_OF_TEAM)
+        self._under_way.take(key, team)
+        try:
+            yield
+        finally:
+            self._under_way.give_back(key, team)
 
     async def _forward(
         self,

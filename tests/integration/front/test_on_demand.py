@@ -55,10 +55,9 @@ def stack() -> Iterator[Stack]:
     with Stack() as running:
         catalog = running.folder / "catalog.yaml"
         catalog.write_text(CATALOG)
-        limited = {"name": "limited", "team": "red", "sha256": digest(LIMITED_KEY), "limits": {"requests_per_minute": 1}}
-        running.gateway(
-            catalog=catalog, ping_interval_s=PING_S, start_timeout_s=30, api_keys=json.dumps([limited])
-        )
+        limits = {"requests_per_minute": 1}
+        limited = {"name": "limited", "team": "red", "sha256": digest(LIMITED_KEY), "limits": limits}
+        running.gateway(catalog=catalog, ping_interval_s=PING_S, start_timeout_s=30, api_keys=json.dumps([limited]))
         yield running
 
 
