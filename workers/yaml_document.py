@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):
         is_alias = self.check_event(yaml.events.AliasEvent)
         before = self._num_values
         self._num_values += not is_alias
-        node = super().compose_node(parent, index)
+        node: Any = super().compose_node(parent, index)
         if not is_alias:
             self._sizes[node] = self._num_values - before
         elif node in self._sizes:
