@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -163,6 +163,17 @@ class GatewaySettings(GatewaySecret):
         bool,
         Field(description="answer `GET /metrics` and `/metrics/targets`; false: 501, as llama-server without them"),
     ] = True
+    console: Annotated[
+        bool,
+        Field(
+            description="answer `GET /ui` with the console, a page for browsers that shows nothing without a key; "
+            "false: 501"
+        ),
+    ] = True
+    grafana_url: Annotated[str, Field(description="address of Grafana, to which the console links for admins")] = ""
+    runbook_url: Annotated[str, Field(description="address of your runbook, to which the console links for admins")] = (
+        ""
+    )
     slots_endpoint: Annotated[
         bool, Field(description="answer `GET /slots`; false: 501, as llama-server with `--no-slots`")
     ] = True
@@ -322,6 +333,12 @@ class GatewaySettings(GatewaySecret):
 class UpSettings(GatewaySettings, AccountsSettings, SupervisorSettings):
     """`paddock up`: the gateways, the supervisor and a private Redis on one machine."""
 
+    usual: ClassVar[tuple[str, ...]] = (
+        *("model", "hf", "alias", "catalog", "models_dir", "host", "port"),
+        *("workers", "slots", "ctx", "gpus", "api_key", "state_dir"),
+    )
+    """The settings that the help page has first."""
+
     gateways: Annotated[
         int,
         BeforeValidator(lambda value: 0 if value == "auto" else value),
@@ -336,13 +353,6 @@ class UpSettings(GatewaySettings, AccountsSettings, SupervisorSettings):
         bool,
         Field(description="run the accounts service too: teams, keys, budgets and usage, in a database"),
     ] = True
-    worker_redis_url: Annotated[
-        str,
-        Field(
-            description="redis_url for the workers of `paddock up`, with the login of their own user (docs/redis.md); "
-            "empty: redis_url"
-        ),
-    ] = ""
 
 
 def known_settings() -> frozenset[str]:

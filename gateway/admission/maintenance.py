@@ -19,12 +19,13 @@ from gateway.admission.local_queue import LocalQueue, Waiter
 from gateway.admission.ranker import Ranker
 from gateway.errors import StoreUnavailable
 from gateway.registry.fleet import Fleet
-from gateway.store.channel import GatewayHeartbeats, follow
 from gateway.store.client import Lease, Store, Ticket
+from gateway.store.heartbeats import GatewayHeartbeats
 from gateway.store.outage import NO_ANSWER, Outage, Unreadable, raise_if_cancelled
 from gateway.telemetry.metrics import CROWDED, EXPIRED, VOID
 from workers.process.ticks import wait_tick
 from workers.protocol import keys
+from workers.redis.channel import follow
 
 log = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from gateway.registry.heard_workers import HeardWorkers
 from gateway.registry.records import MOST_STRANGE_BYTES, NewsReader, RecordReader, WorkerKey
 from gateway.registry.snapshot import FleetSnapshot
 from gateway.routing.pool import Pool
-from gateway.store.channel import follow
 from gateway.store.outage import Outage, Unreadable, raise_if_cancelled
 from gateway.store.packed import Pauses
 from workers.process.ticks import wait_tick
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat
+from workers.redis.channel import follow
 
 __all__ = ["Fleet", "FleetSnapshot"]
 

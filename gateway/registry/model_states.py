@@ -28,6 +28,7 @@ from workers.protocol.residency import (
     MachineModels,
     ModelState,
     ModelStatus,
+    Why,
     decode_models,
 )
 from workers.redis.link import long_commands_of
@@ -47,6 +48,7 @@ MOST_TEXTS = 2 * 1024
 MOST_BYTES = 8 << 20
 """Limits of one reading: a worker under an attacker's control can write anything there."""
 
+LOADED, LOADING, UNLOADED = (ModelState(status=status) for status in ("loaded", "loading", "unloaded"))
 ORDER: tuple[ModelStatus, ...] = ("loaded", "loading", "failed", "unloaded")
 """Which of several machines' states is the model's: the first of these that there is."""
 
@@ -84,10 +86,20 @@ def merged(states: Sequence[ModelState]) -> ModelState:
     return ModelState(
         status=status,
         progress=max((state.progress for state in same if state.progress is not None), default=None),
-        why=next((state.why for state in same if state.why), ""),
+        why=next((state.why for state in same if state.why), Why()),
         is_hopeless=all(state.is_hopeless for state in states),
         retry_at=min((state.retry_at for state in states if state.retry_at), default=0.0),
     )
+
+
+def effective(state: ModelState | None, *, has_workers: bool, is_coming: bool) -> ModelState:
+    """Return a model's state as people are told it. `state`: what supervisors say; None: none of them loads it on
+    demand. `is_coming`: a supervisor should keep workers for it."""
+    if has_workers:
+        return LOADED
+    if state is None:
+        return LOADING if is_coming else UNLOADED
+    return LOADING if state.status == "loaded" else state  # its worker is not known here yet
 
 
 def _refuses(state: ModelState) -> bool:
@@ -145,6 +157,15 @@ class ModelStates:
         """Return the model's state over all machines; None: no machine is known to load it on demand."""
         states = [*self.machines(model).values()]
         return merged(states) if states else None
+
+    def wanted(self) -> dict[str, int]:
+        """Return model -> the workers that supervisors want it to have, on all machines together."""
+        now, found = time.monotonic(), dict[str, int]()
+        for report in self._reports.values():
+            if _counts(report, now):
+                for model, number in report.told.wanted.items():
+                    found[model] = found.get(model, 0) + number
+        return found
 
     def is_on_demand(self, model: str) -> bool:
         """Return whether calls load the model: a machine may load it, and it need not have workers at all times."""

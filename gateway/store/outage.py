@@ -7,7 +7,6 @@ meanwhile each gateway places calls on its share of the slots.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import struct
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,18 +16,7 @@ from typing import Any, TypeVar
 from gateway.back_pressure import store_unavailable
 from gateway.errors import StoreUnavailable
 from gateway.telemetry.metrics import Unread
-from workers.redis.trouble import NO_ANSWER, code_of, is_of_one_name, remedy_for
-
-
-def raise_if_cancelled() -> None:
-    """Raise CancelledError if this task was cancelled and still runs. Loops that use Redis call this every round.
-
-    redis-py sends through `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that arrives just as the
-    command has been sent (python/cpython#86296)."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-
+from workers.redis.trouble import NO_ANSWER, code_of, is_of_one_name, raise_if_cancelled, remedy_for
 
 __all__ = [
     "NO_ANSWER",
@@ -36,6 +24,7 @@ __all__ = [
     "checked",
     "code_of",
     "is_of_one_name",
+    "raise_if_cancelled",
     "reading",
     "remedy_for",
     "unavailable",

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.catalog.names import ModelNames
 from workers.models.catalog import Catalog, CatalogError, convert
+from workers.protocol.residency import MAX_MODELS
 from workers.residency.policy import Residency
 
 
@@ -33,6 +34,14 @@ def test_with_residency_workers_are_the_most() -> None:
     assert catalog({"residency": {"max": 4}}).models[0].policy == Residency(min=0, max=4)
 
 
+def test_a_machine_has_no_more_models_than_it_can_tell_of() -> None:
+    """With more nothing of what a supervisor tells could be read, and no call loaded a model."""
+    many = [{"name": f"m{number}", "path": "m.gguf", "residency": {}} for number in range(MAX_MODELS)]
+    assert len(convert({"models": many}, "models.yaml").models) == MAX_MODELS
+    with pytest.raises(CatalogError, match="4,097 models have `residency`"):
+        convert({"models": [*many, {"name": "more", "path": "m.gguf", "residency": {}}]}, "models.yaml")
+
+
 def test_gateways_are_ready_without_models_that_calls_load() -> None:
     names = ModelNames(catalog({}, {"residency": {"preload": True}}, {"residency": {"min": 1}}, {"workers": 0}))
     assert names.models == {"a", "b", "c", "d"}
@@ -42,14 +51,14 @@ def test_gateways_are_ready_without_models_that_calls_load() -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"residency": {"min": 2}}, r"`residency.min` is 2 and at most 1 may run; .* at `\$.models\[0\]`"),
+        ({"residency": {"min": 2}}, r"models\[0\] .*: `residency.min` is 2 and at most 1 may run"),
         ({"residency": {"min": 3, "max": 2}}, "lower `min`, or raise `residency.max`"),
         ({"residency": {"max": 0}}, "residency.max"),
         ({"residency": {"max": 257}}, "residency.max"),
         ({"residency": {"ttl_s": -1}}, "residency.ttl_s"),
         ({"residency": {"priority": 101}}, "residency.priority"),
         ({"residency": {"min_resident_s": -1}}, "residency.min_resident_s"),
-        ({"residency": {"tll_s": 5}}, r"unknown field `tll_s` - at `\$.models\[0\].residency`"),
+        ({"residency": {"tll_s": 5}}, r"models\[0\] .*: residency: unknown field `tll_s`"),
         ({"workers": 3, "residency": {"max": 4}}, "`workers` is 3 and `residency.max` 4; remove `workers`"),
         ({"workers": 0, "residency": {}}, "`workers` is 0, so the model has none here"),
         ({"residency": {"pinned": True, "ttl_s": 60}}, "`residency.pinned` keeps the model, `ttl_s` lets it leave"),
@@ -68,7 +77,7 @@ def test_a_residency_that_contradicts_itself(entry: dict[str, Any], message: str
         ([{}], {"groups": {"g": {"at_once": 1}}}, "groups.g: no model names this group as its `residency.group`"),
         ([member()], {"groups": {"g": {}}}, "groups.g: it changes nothing; set `at_once`, `exclusive` or `together`"),
         ([member()], {"groups": {"h": {"at_once": 1}}}, "no group is named 'g'; use one of: h"),
-        ([member()], {"groups": {"g": {"at_onc": 1}}}, r"unknown field `at_onc` - at `\$.groups.g`"),
+        ([member()], {"groups": {"g": {"at_onc": 1}}}, r"groups.g: unknown field `at_onc`"),
         ([member()] * 2, {"groups": {"g": {"at_once": 1, "together": True}}}, "`together` loads 2 members, and"),
         ([member(min=1)] * 2, {"groups": {"g": {"at_once": 1}}}, "`at_once` is 1, and a, b stay loaded; raise it"),
         ([member(min=1), member()], {"groups": {"g": {"at_once": 1}}}, "a stay loaded, so that b never would be"),

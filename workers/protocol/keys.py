@@ -23,6 +23,11 @@ write only the names marked with `worker`; most others are written by the gatewa
     pd:demand                         hash    gateway      gateway process -> calls for models (`GatewayDemand`)
     pd:asked                          hash    gateway, supervisor  model that an admin wants loaded -> unix time
     pd:residency                      hash    supervisor   machine -> its models' states (`MachineModels`)
+    pd:machines                       hash    supervisor   machine -> its memory and workers (`MachineReport`)
+    pd:machines:models                hash    supervisor   machine -> what its models need (`MachineCatalog`)
+    pd:orders                         hash    supervisor   machine -> what is to load and leave (`MachineOrders`)
+    pd:planner                        string  supervisor   machine that orders, and a random word; expires
+    {pd:planner}:fence                string  supervisor   a count that grows with each planner that is elected
     pd:gateways                       zset    gateway      id of a gateway process -> unix time of its last beat
     pd:gateway:<id>                   string  gateway      heartbeat of a gateway process: unix time, seconds
     pd:stream:{<id>}                  hash    gateway      a stream that may be resumed: team, request, gateway, end
@@ -51,15 +56,16 @@ write only the names marked with `worker`; most others are written by the gatewa
     pd:{model}:unloaded               string  gateway      exists while an admin wants no workers of the model
     pd:fleet                          channel worker       a worker registered, drains or is gone
     pd:grants:<gateway>               channel gateway      id of a ticket of that gateway that was granted
+    pd:machine:<machine>              channel supervisor   there is something to be read for this machine
 
 A worker writes its names to `pd:models` and `pd:{model}:workers` with every heartbeat: a restarted Redis has lost them.
 A ticket and the lease that it becomes have one id, made by the gateway, and one record.
 
-There is one Redis user for gateways and one for workers, each with no more rights than it needs. A worker parses models
-and prompts of strangers in C++. If an attacker takes a worker over, its login can't write API keys, read stored
-responses or change queues: it reaches only names that workers and supervisors use for themselves (`_NAMES`).
-Supervisors log in as workers do. The rules are those of Redis 6.2, in which the right to read a name comes only with
-the right to write it; scripts run with the rights of their caller.
+There is one Redis user for gateways, one for supervisors and one for workers, each with no more rights than it needs. A
+worker parses models and prompts of strangers in C++. If an attacker takes a worker over, its login can't write API
+keys, read stored responses, change queues, or say which models are to be loaded: it reaches only names that workers use
+for themselves (`_NAMES`). A name that supervisors act upon is never the worker's. The rules are those of Redis 6.2, in
+which the right to read a name comes only with the right to write it; scripts run with the rights of their caller.
 """
 
 from __future__ import annotations
@@ -128,6 +134,12 @@ GATEWAYS = "pd:gateways"
 DEMAND = "pd:demand"
 ASKED = "pd:asked"
 RESIDENCY = "pd:residency"
+MACHINES = "pd:machines"
+MACHINE_MODELS = "pd:machines:models"
+ORDERS = "pd:orders"
+PLANNER = "pd:planner"
+PLANNER_FENCE = "{pd:planner}:fence"
+"""In one slot of a Redis Cluster with `pd:planner`, which is its own hash tag."""
 
 
 def gateway(gateway_id: str) -> str:
@@ -149,6 +161,10 @@ def limits_calls(process: str) -> str:
 
 def grants_channel(gateway_id: str) -> str:
     return f"pd:grants:{gateway_id}"
+
+
+def machine_channel(machine: str) -> str:
+    return f"pd:machine:{machine}"
 
 
 def stream(stream_id: str) -> str:
@@ -253,28 +269,40 @@ def adapter_scales(model: str) -> str:
     return model_prefix(model) + "adapter-scales"
 
 
-Role = Literal["gateway", "worker"]
-ROLES: tuple[Role, ...] = ("gateway", "worker")
+Role = Literal["gateway", "supervisor", "worker"]
+ROLES: tuple[Role, ...] = ("gateway", "supervisor", "worker")
 
 _ANY = "*"
 _NAMES: Mapping[Role, tuple[str, ...]] = {
     "gateway": ("pd:*", "{pd:*"),
+    "supervisor": (
+        worker(_ANY, _ANY),  # to read the heartbeats of its workers, and to remove those of dead ones
+        # The mark of the models whose workers it keeps, and which models an admin has unloaded.
+        supervised(_ANY),
+        unloaded(_ANY),
+        # Which models calls wait for, what has become of these, and who decides for all machines.
+        DEMAND,
+        ASKED,
+        RESIDENCY,
+        MACHINES,
+        MACHINE_MODELS,
+        ORDERS,
+        PLANNER,
+        PLANNER_FENCE,
+    ),
     "worker": (
         MODELS,
         NEWS,
         workers(_ANY),
         worker(_ANY, _ANY),
         gateway(_ANY),  # whether the gateway still sends heartbeats
-        # For supervisors: the mark of the models whose workers they keep, and which models an admin has unloaded.
-        supervised(_ANY),
-        unloaded(_ANY),
-        # For supervisors: which models calls wait for, and what has become of these.
-        DEMAND,
-        ASKED,
-        RESIDENCY,
     ),
 }
-_CHANNELS: Mapping[Role, tuple[str, ...]] = {"gateway": ("pd:*",), "worker": (FLEET_CHANNEL,)}
+_CHANNELS: Mapping[Role, tuple[str, ...]] = {
+    "gateway": ("pd:*",),
+    "supervisor": (FLEET_CHANNEL, machine_channel(_ANY)),
+    "worker": (FLEET_CHANNEL,),
+}
 
 _CONNECTING = (
     "hello select ping echo client|setname client|id command asking readonly readwrite "
@@ -290,6 +318,9 @@ _COMMANDS: Mapping[Role, str] = {
         "xlen xpending xrange xread xreadgroup xrevrange xtrim "
         "zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyscore "
         "zscore eval evalsha script|load"
+    ),
+    "supervisor": (
+        "del exists get set incrby pexpire hdel hget hgetall hset publish subscribe unsubscribe multi exec discard"
     ),
     "worker": (
         "del exists type set setrange strlen pexpire hdel hget hgetall hset sadd scard xadd publish multi exec discard"

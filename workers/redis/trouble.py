@@ -40,6 +40,16 @@ _CODE = re.compile(r"(?:^|[-\s])(" + "|".join(REMEDIES) + r")(?=\s)")
 """Finds an error's code: at its beginning, or after words that some Redis versions put before an error in a script."""
 
 
+def raise_if_cancelled() -> None:
+    """Raise CancelledError if this task was cancelled and still runs. Loops that use Redis call this every round.
+
+    redis-py sends through `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that arrives just as the
+    command has been sent (python/cpython#86296)."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 def code_of(error: BaseException) -> str:
     """Return the code of an error that Redis replied, such as `BUSY`; empty for other errors and unknown codes."""
     if not isinstance(error, RedisError):

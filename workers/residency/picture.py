@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from workers.protocol.residency import Why
 from workers.residency.policy import Group, Residency
 
 CPU = "cpu"
@@ -40,6 +41,8 @@ class Machine:
     devices: tuple[Device, ...]
     is_leaving: bool = False
     """Whether the machine is being emptied: nothing loads on it, and its workers leave."""
+    models_max: int | None = None
+    """Most models on it at once; 0: any number; None: as the picture's."""
 
     @property
     def gpus(self) -> tuple[Device, ...]:
@@ -81,6 +84,12 @@ class Model:
     left_at: float = NEVER
     """When its last worker stopped taking calls. Calls that wait count from then, so that a model that had its turn
     lines up behind those that still wait for theirs."""
+    needs: Mapping[str, Need] = field(default_factory=lambda: MappingProxyType({}))
+    """Machine -> what a worker takes there, where that is not `need`: it can depend on the machine's memory."""
+
+    def need_on(self, machine: str) -> Need:
+        """Return the memory that a worker takes on a machine."""
+        return self.needs.get(machine, self.need) if self.needs else self.need
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +125,10 @@ class Worker:
     """Calls that have been given one of its slots and have not begun."""
     num_taken: int = 0
     """Calls that it was given since it is ready."""
+    is_stale: bool = False
+    """Whether it has other settings than the catalog has by now, and so is to be replaced."""
+    replaces: str = ""
+    """Id of the stale worker whose place it takes (`Start.replaces`); empty: it takes nobody's."""
 
     @property
     def is_busy(self) -> bool:
@@ -138,6 +151,13 @@ class Demand:
     predicted_wait_s: float = 0.0
     """How long a new call is expected to wait for a slot, with the workers that there are."""
     is_asked_by_admin: bool = False
+    num_elsewhere: int = 0
+    """Calls that a fallback serves in its place."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether anybody waits until the model is loaded."""
+        return self.num_waiting > 0 or self.is_asked_by_admin
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +166,7 @@ class Failure:
 
     model: str
     not_before: float
-    reason: str
+    why: Why
     machine: str = ""
     """Where it failed; empty: it is tried nowhere."""
 

@@ -40,7 +40,7 @@ def broken_rules(scene: Scene, machine: str, models: Sequence[str], present: Set
             excluded := frozenset(other for other in others if _exclude(scene, model, other))
         ):
             found.append(BrokenRule(excluded, len(excluded)))
-    most = scene.picture.models_max
+    most = scene.models_max(machine)
     if most and (excess := len(others) + len(models) - most) > 0:
         found.append(BrokenRule(others, excess))
     return found

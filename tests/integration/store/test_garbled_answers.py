@@ -11,10 +11,10 @@ import redis.asyncio
 from redis.exceptions import ConnectionError
 
 from gateway.errors import StoreUnavailable
-from gateway.store.channel import follow
 from gateway.store.client import Store, connect
 from tests.support.redis_server import RedisServer
 from workers.redis import link as redis_link
+from workers.redis.channel import follow
 
 WAIT_S = 10.0
 

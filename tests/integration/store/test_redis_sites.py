@@ -17,13 +17,13 @@ from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import ConnectionError, DataError, RedisError
 
 from gateway.errors import StoreUnavailable
-from gateway.store.channel import follow
 from gateway.store.client import connect
 from gateway.store.scripts import Script, ScriptSender
 from tests.support.redis_fleet import ClusterFleet, SentinelFleet, ask
 from tests.support.redis_server import RedisServer, redis_binaries, redis_version
 from tests.support.tls_proxy import Certificates, make_certificates, tls_in_front_of
 from tests.support.waiting import until
+from workers.redis.channel import follow
 
 APPEND = 'redis.call("RPUSH", KEYS[1] .. "log", ARGV[1]) return ARGV[1]'
 PUBLISH = 'return redis.call("PUBLISH", ARGV[1], ARGV[2])'

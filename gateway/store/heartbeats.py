@@ -1,69 +1,19 @@
-"""Follows one pub/sub channel, and writes and reads the heartbeats of the gateway processes on one Redis."""
+"""Writes and reads the heartbeats of the gateway processes on one Redis."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import redis.asyncio
-from redis.exceptions import ConnectionError, RedisError
+from redis.exceptions import RedisError
 
-from gateway.store.outage import Unreadable, is_of_one_name, raise_if_cancelled
+from gateway.store.outage import Unreadable, is_of_one_name
 from gateway.store.scripts import load_beat_script
 from gateway.telemetry.metrics import Unread
 from workers.protocol import keys
 from workers.redis.link import short_commands_of
-
-log = logging.getLogger(__name__)
-
-RETRY_S = 0.2
-SILENCE_S = 2.0
-"""Seconds without a message after which Redis is pinged; if it does not reply within as many seconds again, the
-connection counts as lost."""
-
-
-async def follow(
-    redis: redis.asyncio.Redis, channel: str, on_message: Callable[[bytes], None], on_subscribed: Callable[[], None]
-) -> None:
-    """Call `on_message` with each message of the channel. Call `on_subscribed` after each subscription, since messages
-    sent before it may have been missed. Never returns. A lost connection is logged once; then a new one is tried every
-    RETRY_S until one can be made."""
-    away = False
-    while True:
-        pubsub = redis.pubsub()
-        try:
-            await pubsub.subscribe(channel)
-            asked = False
-            while True:
-                raise_if_cancelled()
-                message = await pubsub.get_message(timeout=SILENCE_S)
-                if message is None:
-                    if asked:
-                        raise ConnectionError(f"no answer to a ping in {SILENCE_S:g} s")
-                    await pubsub.ping()
-                    asked = True
-                    continue
-                asked = False
-                if message["type"] == "message":
-                    on_message(message["data"])
-                elif message["type"] == "subscribe":
-                    if away:
-                        log.info("following %s again", channel)
-                    away = False
-                    on_subscribed()
-        except (RedisError, OSError) as error:
-            if not away:
-                log.warning("lost %s (%s: %s); trying again until it is back", channel, type(error).__name__, error)
-            away = True
-        finally:
-            with suppress(RedisError, OSError):
-                await pubsub.aclose()  # type: ignore[no-untyped-call]
-        raise_if_cancelled()
-        await asyncio.sleep(RETRY_S)
 
 
 @dataclass(frozen=True, slots=True)
