@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from accounts.protocol.records import TeamLimits, read_records
 from accounts.protocol.sign_on import read_sign_on
 from gateway.access import first_key
-from gateway.access.control import AccessControl, RouteToken
+from gateway.access.control import AccessControl, RouteToken, Shares, most_of_team
 from gateway.access.key_store import KeyStore
 from gateway.access.keys import Keys
 from gateway.access.proxies import trusted_proxies
@@ -209,17 +209,18 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
     written)."""
     own_secret = settings.gateway_secret or secret_file.made_once(settings.state_dir / secret_file.GATEWAY_SECRET)
     core = _core(settings, redis)
-    most_per_key = max(1, int(connection_bounds(settings).most * settings.key_share))
+    most = connection_bounds(settings).most
+    most_per_key = max(1, int(most * settings.key_share))
     people = _people(settings, core)
     access = AccessControl(
         core.keys,
-        most_per_key,
+        Shares(most_per_key, most_of_team(most, most_per_key)),
         _route_tokens(settings, own_secret),
         trusted_proxies(settings.trusted_proxies),
         failed=lambda reason: core.metrics.failed_authentications.labels(reason).inc(),
         people=people,
     )
-    accounts = AccountsRoute(settings.accounts_url, own_secret, access.proxies)
+    accounts = AccountsRoute(settings.accounts_url, own_secret, access.proxies, core.memory)
     handlers = {**_handlers(settings, redis, core, access), "accounts": accounts.answer}
     router = Routes(handlers, access, settings.admin_port)
     key_store = await _key_store(settings, redis, own_secret, core.keys, core.unreadable)

@@ -224,6 +224,23 @@ def too_many_requests(limit: int) -> TooManyRequests:
     )
 
 
+def too_many_requests_of_team(limit: int, team: str) -> TooManyRequests:
+    """Return the error for a key whose team has `limit` requests under way, with all of its keys."""
+    return TooManyRequests(
+        f"The team {team!r} has {limit} requests under way here, with all of its keys. Wait for some to end; an "
+        "operator may raise PADDOCK_MAX_CONNECTIONS."
+    )
+
+
+def too_many_of_accounts(whose: str, limit: int) -> TooManyRequests:
+    """Return the error for a request to the accounts service beyond the `limit` of those under way. `whose`: `This
+    key`, or the team."""
+    return TooManyRequests(
+        f"{whose} has {limit} requests to the accounts service under way here, and no more may. Read their answers, or "
+        "wait for some to end."
+    )
+
+
 def too_many_failures(retry_after_s: float) -> TooManyFailures:
     """Return the error for an API key that is not known, from an address that has sent many such."""
     return TooManyFailures(
@@ -238,6 +255,15 @@ def too_many_sockets_of_key(limit: int) -> TooManySockets:
     return TooManySockets(
         f"This key has {limit} WebSockets open here. Close some, or send more requests over each; an operator may "
         "raise PADDOCK_MAX_SOCKETS_PER_KEY.",
+        retry_after_s=SOCKET_RETRY_AFTER_S,
+    )
+
+
+def too_many_sockets_of_team(limit: int, team: str) -> TooManySockets:
+    """Return the error for a key whose team has `limit` WebSockets open, with all of its keys."""
+    return TooManySockets(
+        f"The team {team!r} has {limit} WebSockets open here, with all of its keys. Close some, or send more requests "
+        "over each; an operator may raise PADDOCK_MAX_SOCKETS.",
         retry_after_s=SOCKET_RETRY_AFTER_S,
     )
 
@@ -283,6 +309,15 @@ def too_many_listeners_of_key(limit: int) -> TooManyRequests:
     return TooManyRequests(
         f"This key has {limit} connections open here that listen to news of models, and no more may. Close one of "
         "them, or ask `GET /models`.",
+        retry_after_s=STREAM_RETRY_AFTER_S,
+    )
+
+
+def too_many_listeners_of_team(limit: int, team: str) -> TooManyRequests:
+    """Return the error for a key whose team has `limit` listeners to news of models, with all of its keys."""
+    return TooManyRequests(
+        f"The team {team!r} has {limit} connections open here that listen to news of models, with all of its keys, and "
+        "no more may. Close one of them, or ask `GET /models`.",
         retry_after_s=STREAM_RETRY_AFTER_S,
     )
 

@@ -132,7 +132,8 @@ class GatewaySettings(GatewaySecret):
         Field(
             gt=0,
             le=1,
-            description="share of max_connections that requests of one key may have under way; further ones get a 429",
+            description="share of max_connections that requests of one key may have under way; further ones get a 429; "
+            "those of all keys of a team may have three quarters, or this if it is more",
         ),
     ] = 0.5
     usage_stream_max: Annotated[
@@ -299,7 +300,12 @@ class GatewaySettings(GatewaySecret):
     ] = 64 << 20
     max_sockets: Annotated[int, Field(ge=1, description="most WebSockets at once; further ones get a 503")] = 2048
     max_sockets_per_key: Annotated[
-        int, Field(ge=1, description="most WebSockets of one key at once; further ones get a 429")
+        int,
+        Field(
+            ge=1,
+            description="most WebSockets of one key at once; further ones get a 429, and so do those beyond three "
+            "quarters of max_sockets for all keys of a team",
+        ),
     ] = 256
     socket_bytes_per_team: Annotated[
         int,

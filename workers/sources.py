@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Generic, Literal, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
-import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource, PydanticBaseSettingsSource
 
 from workers.redis.url import masked as masked_url
+from workers.yaml_document import YamlInvalid, load_yaml
 
 WIDTH = 110
 
@@ -192,13 +192,13 @@ class ConfigFile(PydanticBaseSettingsSource):
         if path is None:
             return {}
         try:
-            document = yaml.safe_load(path.read_text(encoding="utf-8"))
+            document = load_yaml(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise SettingsError(
                 [f"config: {path}: {error.strerror}; name a readable file or leave --config out"]
             ) from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise SettingsError([f"config: {path}: not valid YAML: {_one_line(error)}"]) from None
+        except (YamlInvalid, UnicodeDecodeError) as error:
+            raise SettingsError([f"config: {path}: not valid YAML: {error}"]) from None
         if document is None:
             return {}
         if not isinstance(document, dict):
@@ -350,10 +350,6 @@ def limit(field: FieldInfo) -> str:
 
 def _bound(field: FieldInfo, mark: str) -> object:
     return next((value for item in field.metadata if (value := getattr(item, mark, None)) is not None), None)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def json_text(value: Any) -> Any:

@@ -14,7 +14,7 @@ from accounts.access.changes import Change, Changes
 from accounts.access.records import KEY, TEAM, USER, Stored
 from accounts.access.rights import Actor
 from accounts.database.schema import api_keys
-from accounts.errors import Conflict, Invalid, Missing
+from accounts.errors import Conflict, Forbidden, Invalid, Missing
 from accounts.protocol.key_format import derived_key, new_key
 from accounts.protocol.records import AccessRecord, Role, TeamRecord, digest
 
@@ -27,6 +27,8 @@ REQUEST_CHARS = 128
 """Maximum characters of an idempotency key."""
 RANDOM_NAME_BYTES = 6
 MAX_KEYS_OF_USER = 10_000
+MAX_KEYS_OF_TEAM = 10_000
+"""Number of a team's keys from which on only admins make more: all gateways keep them in memory."""
 
 
 class Minted(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +72,8 @@ class Keys:
             require_possible(change, after.record)
             rights.require_within(actor, own_record(change), _team(change, after.record.team), after.record)
             rights.require_person(actor, "", after.record.user)
+            rights.require_small(actor, None, after.record)
+            _require_room(change, after.record.team)
             made = change.save("create", KEY, None, after)
         return Minted(secret=secret, key=made, is_published=change.is_published)
 
@@ -104,6 +108,7 @@ class Keys:
             if action == "update":  # a manager may block what it could not make
                 rights.require_within(actor, own_record(change), _team(change, after.record.team), after.record)
                 rights.require_person(actor, before.record.user, after.record.user)
+                rights.require_small(actor, before.record, after.record)
             if after == before:
                 return before, True
             after = change.save(action, KEY, before, after)
@@ -224,6 +229,17 @@ def _seen(connection: Connection, actor: Actor, name: str) -> Key:
 
 def _team(change: Change, name: str) -> TeamRecord:
     return records.get(change.connection, TEAM, name).record
+
+
+def _require_room(change: Change, team: str) -> None:
+    """Raise Forbidden if the team has as many keys as whoever is no admin may make."""
+    if change.actor.is_admin:
+        return
+    if (number := records.count(change.connection, KEY, api_keys.c.team == team)) >= MAX_KEYS_OF_TEAM:
+        raise Forbidden(
+            f"The team {team!r} has {number} keys, and a manager makes no more than {MAX_KEYS_OF_TEAM}; delete some, "
+            "or ask an admin."
+        )
 
 
 def _still(secret: str, record: AccessRecord) -> str:

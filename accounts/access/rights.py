@@ -19,10 +19,14 @@ from accounts.protocol.records import (
     Names,
     Role,
     TeamRecord,
+    encode_record,
 )
 
 RANKS: dict[Role, int] = {"user": 1, "manager": 2, "admin": 3}
 """Role -> rank; `metrics` has none: only admins give it."""
+MAX_RECORD_BYTES = 8 << 10
+"""Maximum bytes of the record of a key that no admin makes or changes: Redis and each gateway keep all records in
+memory, and the names of a thousand models take 256 KiB."""
 COUNTS = tuple(name for name in Limits.__struct_fields__ if name != "budgets")
 
 
@@ -153,6 +157,19 @@ def require_within(actor: Actor, own: AccessRecord | None, team: TeamRecord, wan
     _require_numbers(own, wanted)
     _require_networks(own, wanted)
     _require_limits(team.limits, wanted.limits, f"the team {team.name!r}")
+
+
+def require_small(actor: Actor, before: AccessRecord | None, wanted: AccessRecord) -> None:
+    """Raise Forbidden if whoever is no admin makes a key, or lets one grow, beyond MAX_RECORD_BYTES. `before`: the
+    record until now; None: the key is new."""
+    num_bytes = len(encode_record(wanted))
+    most = MAX_RECORD_BYTES if before is None else max(MAX_RECORD_BYTES, len(encode_record(before)))
+    if not actor.is_admin and num_bytes > most:
+        raise Forbidden(
+            f"The record of the key {wanted.name!r} has {num_bytes} bytes, more than the {MAX_RECORD_BYTES} that a "
+            "manager's may have; name fewer `aliases` and `networks`, or ask an admin.",
+            param="aliases",
+        )
 
 
 def _require_numbers(own: AccessRecord, wanted: AccessRecord) -> None:

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from accounts.access.editing import fault_of
-from accounts.database.database import AWAY
+from accounts.database.database import AWAY, UNFIT
 from accounts.errors import AccountsError, DatabaseAway, Forbidden, Invalid, Missing, NotSignedIn
 from accounts.protocol.caller import HEADER, Caller, CallerUnknown, open_caller
 from accounts.protocol.records import Role
@@ -144,6 +144,9 @@ def _endpoint(row: RouteRow, secret: str) -> Callable[[Request], object]:
             return answered if isinstance(answered, Response) else await answered
         except AccountsError as error:
             return _error(error)
+        except UNFIT as error:
+            log.info("a request has a value that the database does not take: %s", type(error).__name__)
+            return _error(Invalid("A value can't be kept or looked up: it has a character NUL, or is out of range."))
         except AWAY as error:
             log.warning("the database failed: %s", error)
             return _error(DatabaseAway("The accounts database does not answer. Send the request again later."))

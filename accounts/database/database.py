@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, text, union_all
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnection
 
 from accounts.errors import DatabaseAway
@@ -27,6 +27,8 @@ STATEMENT_MS = 30_000
 
 AWAY = (OperationalError, InterfaceError, NoConnection)
 """Errors of a database that is away or overloaded."""
+UNFIT = (DataError, OverflowError)
+"""Errors about values that a database can't hold or compare, such as texts with NUL and numbers of thirty digits."""
 
 
 class DatabaseUnusable(ValueError):

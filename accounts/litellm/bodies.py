@@ -19,6 +19,8 @@ LIMITS: Mapping[str, str] = {
 """LiteLLM's field -> the limit."""
 MAX_BUDGET, SOFT_BUDGET, BUDGET_DURATION = BUDGET = ("max_budget", "soft_budget", "budget_duration")
 DEFAULT_WARN_AT = Budget(amount=1.0).warn_at
+MAX_TEXTS = 1000
+"""Maximum texts of a list. Each is looked up in the database, on one of a few threads that nobody can stop."""
 EVERY_MODEL = ("all-team-models", "all-proxy-models")
 """Names in `models` that stand for all."""
 ROLES: Mapping[str, bool] = {"proxy_admin": True, "internal_user": False}
@@ -34,7 +36,7 @@ UNUSED: frozenset[str] = frozenset(
 )
 """Fields that Paddock has nothing for: they are taken while they ask for nothing."""
 
-_DURATION = re.compile(r"(\d+)\s*(s|m|h|d|w|mo)")
+_DURATION = re.compile(r"([0-9]{1,12})\s*(s|m|h|d|w|mo)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "mo": 30 * 86_400}
 _PERIODS: Mapping[str, Period] = {
     "1d": "day",
@@ -119,6 +121,8 @@ def texts_of(body: Mapping[str, Any], field: str) -> list[str]:
 def _texts(value: object, field: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise Invalid(f"`{field}` is a list of texts.", param=field)
+    if len(value) > MAX_TEXTS:
+        raise Invalid(f"`{field}` has {len(value)} texts. Send {MAX_TEXTS} at most.", param=field)
     return value
 
 

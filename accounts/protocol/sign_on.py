@@ -22,10 +22,10 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
-import yaml
 from msgspec import Meta
 
 from accounts.protocol.records import Name
+from workers.yaml_document import YamlInvalid, load_yaml
 
 SECURE_COOKIE, PLAIN_COOKIE = "__Host-paddock", "paddock"
 """The cookies with a browser's session key: by TLS, which no other host or page can set, and without."""
@@ -143,9 +143,10 @@ def _document(path: Path) -> object:
     if len(raw) > MAX_FILE_BYTES:
         raise SignOnInvalid(f"oidc: {path} has more than {MAX_FILE_BYTES} bytes")
     try:
-        return yaml.safe_load(raw)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SignOnInvalid(f"oidc: {path}: not valid YAML: {' '.join(str(error).split())}") from None
+        found: object = load_yaml(raw)
+        return found
+    except YamlInvalid as error:
+        raise SignOnInvalid(f"oidc: {path}: not valid YAML: {error}") from None
 
 
 def _check(sign_on: SignOn) -> None:

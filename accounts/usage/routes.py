@@ -71,7 +71,7 @@ class UsageRoutes:
         if calls.begins_at is None:
             raise Invalid("`from` is missing: the date or time from which to sum up.", param="from")
         after = read_cursor(asked.cursor, tuple[str | int, ...]) if asked.cursor else None
-        if after is not None and len(after) != len(groups):
+        if after is not None and not _is_place_of(after, groups):
             raise Invalid("`cursor` is of a list with other groups. Leave it out.", param="cursor")
         with self._database.reading() as connection:
             summary = summarise(connection, calls, groups, time.time(), asked.limit, after)
@@ -85,6 +85,11 @@ def call_of(row: Row[Any]) -> dict[str, Any]:
     """Return a row of `usage` as lists show it."""
     fields = row._mapping
     return {name: fields["cost_nano"] / NANO if name == "cost" else fields[name] for name in COLUMNS}
+
+
+def _is_place_of(place: Sequence[str | int], groups: Sequence[str]) -> bool:
+    """Return whether a cursor's values are those of these groups: times are numbers, the others texts."""
+    return [isinstance(value, int) for value in place] == [name in TIMES for name in groups]
 
 
 def _groups_of(text: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from gateway.access.brakes import Brakes
 from gateway.access.keys import Keys, credential_of, key_in
 from gateway.access.proxies import TrustedProxies
 from gateway.access.team_starts import TeamStarts
-from gateway.back_pressure import too_many_requests
+from gateway.back_pressure import too_many_requests, too_many_requests_of_team
 from gateway.call import Principal
 from gateway.errors import (
     AuthenticationFailed,
@@ -35,7 +35,7 @@ from gateway.telemetry.request_log import RequestLog
 if TYPE_CHECKING:
     from gateway.access.tokens import Tokens
 
-COUNTED = "paddock.counted_key"
+COUNTED = "paddock.counted_caller"
 """Key of the ASGI scope. Its value is the id of the API key for which the request is counted as under way."""
 
 NOBODY = Principal("", "", frozenset(), admin=False)
@@ -45,6 +45,46 @@ MISSING = "missing"
 """The reason of a failed authentication without any key; others are the errors' codes."""
 METRICS: Role = "metrics"
 """The role whose keys open the routes of metrics, and no other."""
+
+
+TEAM_SHARE = 0.75
+"""Share of anything that a gateway has a number of, which all keys of one team may have together: a manager can make
+as many keys as it likes."""
+
+
+def most_of_team(most: int, most_per_key: int) -> int:
+    """Return how many of `most` a team may have: its share, but no less than one of its keys."""
+    return max(int(TEAM_SHARE * most), min(most, most_per_key))
+
+
+class Shares:
+    """Counts what callers hold, such as open sockets, and limits it by key and by team."""
+
+    def __init__(self, most_per_key: int, most_per_team: int) -> None:
+        self.most_per_key = most_per_key
+        self.most_per_team = most_per_team
+        self._per_key: Counter[str] = Counter()
+        self._per_team: Counter[str] = Counter()
+
+    def is_full_for_key(self, key_id: str) -> bool:
+        return self._per_key[key_id] >= self.most_per_key
+
+    def is_full_for_team(self, team: str) -> bool:
+        return self._per_team[team] >= self.most_per_team
+
+    @property
+    def num_held(self) -> int:
+        return self._per_key.total()
+
+    def take(self, key_id: str, team: str) -> None:
+        self._per_key[key_id] += 1
+        self._per_team[team] += 1
+
+    def give_back(self, key_id: str, team: str) -> None:
+        for counter, name in ((self._per_key, key_id), (self._per_team, team)):
+            counter[name] -= 1
+            if not counter[name]:
+                del counter[name]
 
 
 class Access(Enum):
@@ -72,30 +112,29 @@ def _ignore(reason: str) -> None:
 
 
 class AccessControl:
-    """Identifies callers, and limits each key's requests under way, WebSockets included, so that one key can't take all
-    connections."""
+    """Identifies callers, and limits the requests under way of each key and team, WebSockets included, so that none can
+    take all connections."""
 
     def __init__(
         self,
         keys: Keys,
-        most_per_key: int = sys.maxsize,
+        under_way: Shares | None = None,
         tokens: Mapping[str, RouteToken] | None = None,
         proxies: TrustedProxies | None = None,
         brakes: Brakes | None = None,
         failed: Callable[[str], None] = _ignore,
         people: Tokens | None = None,
     ) -> None:
-        """`most_per_key`: maximum requests of one key under way; more are refused. `tokens`: path -> route's token.
+        """`under_way` counts the requests under way; None: as many as come. `tokens`: path -> route's token.
         `failed` is called for each request that is refused for its key, with the error's code, or `missing`.
         `people` authenticates tokens of identity providers; None: there are none."""
         self._keys = keys
-        self._most_per_key = most_per_key
         self._tokens = tokens or {}
         self.proxies = proxies or TrustedProxies()
         self._brakes = brakes or Brakes()
         self._failed = failed
         self._people = people
-        self._under_way: Counter[str] = Counter()
+        self._under_way = under_way or Shares(sys.maxsize, sys.maxsize)
         self.starts = TeamStarts()
 
     def authenticate(self, scope: Scope) -> Principal:
@@ -129,7 +168,7 @@ class AccessControl:
         request_log.asked_by(principal)
         if principal.names_end_users:
             request_log.ignored.end_user = EndUser(scope["headers"])
-        self._begin(scope, principal.key_id)
+        self._begin(scope, principal)
         await self.starts.start(principal.team)
         if access is ADMIN and not principal.admin:
             raise RoleNotAllowed(
@@ -139,18 +178,17 @@ class AccessControl:
 
     def end(self, scope: Scope) -> None:
         """Stop counting a request, if it was counted."""
-        key_id = scope.get(COUNTED)
-        if key_id is None:
-            return
-        self._under_way[key_id] -= 1
-        if not self._under_way[key_id]:
-            del self._under_way[key_id]
+        if (counted := scope.get(COUNTED)) is not None:
+            self._under_way.give_back(*counted)
 
-    def _begin(self, scope: Scope, key_id: str) -> None:
-        if self._under_way[key_id] >= self._most_per_key:
-            raise too_many_requests(self._most_per_key)
-        scope[COUNTED] = key_id
-        self._under_way[key_id] += 1
+    def _begin(self, scope: Scope, principal: Principal) -> None:
+        shares, counted = self._under_way, (principal.key_id, principal.team)
+        if shares.is_full_for_key(principal.key_id):
+            raise too_many_requests(shares.most_per_key)
+        if shares.is_full_for_team(principal.team):
+            raise too_many_requests_of_team(shares.most_per_team, principal.team)
+        scope[COUNTED] = counted
+        shares.take(*counted)
 
     def _known_holder(self, scope: Scope) -> Principal:
         key = credential_of(scope)

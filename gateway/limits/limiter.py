@@ -108,13 +108,14 @@ class RateLimits:
         self, call: Call, asked: Sequence[GenerateRequest] | PoolRequest, request_log: RequestLog
     ) -> AsyncIterator[Permit]:
         """Count a request while it is under way, and settle it at the end. Calls of subjects that were refused lately
-        wait on entry until they are permitted. Raises RateLimited, StoreUnavailable."""
+        wait on entry until they are permitted, and so do calls of a model without workers: to look for a slot would
+        have the model loaded, and another one leave for it. Raises RateLimited, StoreUnavailable."""
         reservation = self.reserve(call, asked, request_log)
         if reservation is None:
             yield FREE
             return
         try:
-            if self._is_doubtful(reservation):
+            if self._is_doubtful(reservation) or not self._pool(call.model).slots:
                 await reservation.granted()
             yield reservation
         finally:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import yaml
 from msgspec import Meta
 
 from workers.models.alias_parameters import DROPPABLE, AliasParameters
@@ -30,6 +29,7 @@ from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol.requests import Name
 from workers.protocol.residency import MAX_MODELS
 from workers.residency.policy import Group, Residency, shared_faults
+from workers.yaml_document import YamlInvalid, load_yaml
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -272,9 +272,9 @@ def load(path: Path) -> Catalog:
 def parse(raw: bytes, path: Path) -> Catalog:
     """Return the checked catalog in the contents of the file `path`. Raises CatalogError."""
     try:
-        document = yaml.safe_load(raw.decode())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CatalogError(f"{path}: not valid YAML or JSON: {' '.join(str(error).split())}") from None
+        document = load_yaml(raw.decode())
+    except (YamlInvalid, UnicodeDecodeError) as error:
+        raise CatalogError(f"{path}: not valid YAML or JSON: {error}") from None
     return convert(document, str(path))
 
 

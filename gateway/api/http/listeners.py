@@ -6,20 +6,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from starlette.types import Receive, Scope, Send
 
+from gateway.access.control import Shares, most_of_team
 from gateway.api.http.diagnostics import answer_headers, request_log_of
 from gateway.api.http.streaming import EventStream, chunk_writer_of, written
 from gateway.api.intake.disconnect import ClientGone, until_disconnect
-from gateway.back_pressure import too_many_listeners, too_many_listeners_of_key
+from gateway.back_pressure import too_many_listeners, too_many_listeners_of_key, too_many_listeners_of_team
 from gateway.call import Principal
 from workers.process.ticks import wait_tick
 
 MOST_LISTENERS, MOST_PER_KEY = 64, 8
+MOST_PER_TEAM = most_of_team(MOST_LISTENERS, MOST_PER_KEY)
 LIFE_S = 3600.0
 WRITE_S = 10.0
 """Seconds that a client has to read what was sent, while its buffers are full."""
@@ -37,14 +38,14 @@ class Listeners:
         self._is_leaving = is_leaving
         self._ping_interval_s = ping_interval_s
         self._every_s = every_s
-        self._per_key: Counter[str] = Counter()
+        self._shares = Shares(MOST_PER_KEY, MOST_PER_TEAM)
 
     async def serve(
         self, principal: Principal, scope: Scope, receive: Receive, send: Send, next_events: NextEvents
     ) -> None:
         """Send events until the client leaves. Raises TooManyRequests, TooManyConnections."""
         request_log = request_log_of(scope)
-        with self._counted(principal.key_id):
+        with self._counted(principal):
             stream = EventStream(send, lambda: answer_headers(request_log), chunk=chunk_writer_of(scope))
             async with until_disconnect(receive):
                 request_log.status, request_log.outcome = 200, "ok"
@@ -64,16 +65,17 @@ class Listeners:
             await wait_tick(self._every_s)
 
     @contextmanager
-    def _counted(self, key: str) -> Iterator[None]:
-        """Count a listener while the block lasts."""
-        if self._per_key[key] >= MOST_PER_KEY:
+    def _counted(self, principal: Principal) -> Iterator[None]:
+        """Count a listener while the block lasts. Raises TooManyRequests, TooManyConnections."""
+        shares, key, team = self._shares, principal.key_id, principal.team
+        if shares.is_full_for_key(key):
             raise too_many_listeners_of_key(MOST_PER_KEY)
-        if self._per_key.total() >= MOST_LISTENERS:
+        if shares.is_full_for_team(team):
+            raise too_many_listeners_of_team(MOST_PER_TEAM, team)
+        if shares.num_held >= MOST_LISTENERS:
             raise too_many_listeners(MOST_LISTENERS)
-        self._per_key[key] += 1
+        shares.take(key, team)
         try:
             yield
         finally:
-            self._per_key[key] -= 1
-            if not self._per_key[key]:
-                del self._per_key[key]
+            shares.give_back(key, team)

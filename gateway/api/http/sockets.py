@@ -6,15 +6,15 @@ Source: RFC 6455; ASGI, "WebSocket" and its extension "WebSocket Denial Response
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from starlette.types import Message, Receive, Send
 
+from gateway.access.control import Shares, most_of_team
 from gateway.api.intake.disconnect import ClientGone
-from gateway.back_pressure import too_many_sockets, too_many_sockets_of_key
+from gateway.back_pressure import too_many_sockets, too_many_sockets_of_key, too_many_sockets_of_team
 from gateway.call import Principal
 
 METHOD = "WEBSOCKET"
@@ -85,12 +85,11 @@ class Stoppable(Protocol):
 
 
 class Sockets:
-    """Counts the open WebSockets, and limits their number in all and by API key."""
+    """Counts the open WebSockets, and limits their number in all, by API key and by team."""
 
     def __init__(self, most: int, most_per_key: int) -> None:
         self._most = most
-        self._most_per_key = most_per_key
-        self._per_key: Counter[str] = Counter()
+        self._shares = Shares(most_per_key, most_of_team(most, most_per_key))
         self._open: dict[Stoppable, float] = {}
         """Connection -> time.monotonic() at which it was opened."""
 
@@ -99,9 +98,12 @@ class Sockets:
         return len(self._open)
 
     def check(self, principal: Principal) -> None:
-        """Raise TooManySockets if the key may open no more sockets, TooManyConnections if this gateway may not."""
-        if self._per_key[principal.key_id] >= self._most_per_key:
-            raise too_many_sockets_of_key(self._most_per_key)
+        """Raise TooManySockets if the key or its team may open no more, TooManyConnections if this gateway may not."""
+        shares = self._shares
+        if shares.is_full_for_key(principal.key_id):
+            raise too_many_sockets_of_key(shares.most_per_key)
+        if shares.is_full_for_team(principal.team):
+            raise too_many_sockets_of_team(shares.most_per_team, principal.team)
         if len(self._open) >= self._most:
             raise too_many_sockets(self._most)
 
@@ -109,15 +111,13 @@ class Sockets:
     def opened(self, connection: Stoppable, principal: Principal) -> Iterator[None]:
         """Count a connection while the block lasts. Raises what `check` raises."""
         self.check(principal)
-        self._per_key[principal.key_id] += 1
+        self._shares.take(principal.key_id, principal.team)
         self._open[connection] = time.monotonic()
         try:
             yield
         finally:
             del self._open[connection]
-            self._per_key[principal.key_id] -= 1
-            if not self._per_key[principal.key_id]:
-                del self._per_key[principal.key_id]
+            self._shares.give_back(principal.key_id, principal.team)
 
     def stop(self, *, older_than_s: float = 0.0) -> None:
         """Stop connections opened at least `older_than_s` ago; newer ones keep time to send their first request."""

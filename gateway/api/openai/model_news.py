@@ -17,7 +17,6 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.http.listeners import Listeners
 from gateway.api.http.streaming import data
 from gateway.api.openai.models import Models
-from gateway.api.operations.health import SharedQuery
 from gateway.call import Principal
 from gateway.registry.model_states import ModelStates
 from workers.protocol.residency import TOLD_EVERY_S
@@ -47,7 +46,6 @@ class ModelNews:
         self._models = models
         self._states = states
         self._listeners = Listeners(is_leaving, ping_interval_s, TOLD_EVERY_S)
-        self._coming = SharedQuery(models.coming, TOLD_EVERY_S)
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client leaves. Raises TooManyRequests, TooManyConnections."""
@@ -55,7 +53,7 @@ class ModelNews:
 
         async def next_events() -> bytes:
             nonlocal told
-            before, told = told, self._models.statuses(principal, await self._coming.ask())
+            before, told = told, self._models.statuses(principal, await self._models.coming.ask())
             return b"".join(data(_encode(event)) for event in events_of(before, told))
 
         with self._states.watched():

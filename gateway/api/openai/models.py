@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
+from gateway.api.operations.health import FRESH_S, SharedQuery
 from gateway.call import Principal
 from gateway.catalog.live import LiveCatalog
 from gateway.catalog.names import ModelNames
@@ -44,6 +45,9 @@ class Models:
         self._fleet = fleet
         self._desired = desired
         self._states = states
+        self.coming = SharedQuery(self._coming, FRESH_S)
+        """Asks for the models without workers that a supervisor should keep workers for, whether calls come or not. Any
+        key lists models, and of each model two keys are looked up in Redis."""
 
     @property
     def _names(self) -> ModelNames:
@@ -70,14 +74,13 @@ class Models:
         await send_json(send, found, request_log)
 
     def statuses(self, principal: Principal, coming: frozenset[str]) -> dict[str, dict[str, Any]]:
-        """Return name -> `status` for the entries that `show_merged` lists. `coming`: as `coming` returns them."""
+        """Return name -> `status` for the entries that `show_merged` lists. `coming`: as `self.coming` tells."""
         named = self._without_aliases(self._permitted(principal))
         named = {name: self._first(name, model) for name, model in named.items()}
         told_of = self._told_of(principal)
         return {name: status_object(self._state(model, coming), told_of) for name, model in named.items()}
 
-    async def coming(self) -> frozenset[str]:
-        """Return the models without workers that a supervisor should keep workers for, whether calls come or not."""
+    async def _coming(self) -> frozenset[str]:
         workers = self._fleet.snapshot.workers
         models = self._names.models | self._fleet.snapshot.models
         return await self._desired.coming(sorted(model for model in models if not workers.get(model)))
@@ -119,7 +122,8 @@ class Models:
                 aliases.setdefault(model, []).append(name)
         workers = self._fleet.snapshot.workers
         named = {name: self._first(name, model) for name, model in named.items()}
-        coming = await self._desired.coming([model for model in set(named.values()) if not workers.get(model)])
+        is_any_missing = any(not workers.get(model) for model in named.values())
+        coming = await self.coming.ask() if is_any_missing else frozenset[str]()
         told_of = self._told_of(principal)
         return [
             self._card(name, model, aliases.get(model, ()), status_object(self._state(model, coming), told_of))

@@ -6,8 +6,8 @@ Gateways have no database: whatever needs one is there, and calls of models go o
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from urllib.parse import quote
 
 import aiohttp
@@ -16,15 +16,26 @@ from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from accounts.protocol.caller import HEADER, Caller, seal_caller
+from gateway.access.control import Shares
 from gateway.access.proxies import TrustedProxies
 from gateway.api.http.diagnostics import name_headers, origin_headers, request_log_of
-from gateway.api.intake.body import read_body
-from gateway.back_pressure import accounts_unavailable
+from gateway.api.intake.body import declared_bytes, read_body
+from gateway.api.intake.memory_budget import MemoryBudget, Reservation
+from gateway.back_pressure import accounts_unavailable, too_many_of_accounts
 from gateway.call import Principal
+from gateway.dispatch.team_turns import TeamTurns
 from gateway.errors import NotSupported
 
 MAX_BODY_BYTES = 8 << 20
+MAX_OPEN_BODY_BYTES = 64 << 10
+"""Maximum bytes of a body that needs no key: those of signing in have a few KiB."""
 BODY_REMEDY = "Send less at once."
+ASKED_AT_ONCE = 4
+"""Maximum requests of one team, admins' left out, that the accounts service answers at a time: it has eight connections
+to its database, and sums of a long time can take each of them for half a minute."""
+MOST_OF_KEY, MOST_OF_TEAM = 8, 16
+"""Maximum requests under way of one key and of one team, admins' left out. An export that is read slowly holds a page
+of calls in the accounts service."""
 PIECE_BYTES = 64 << 10
 TIMEOUT_S, CONNECT_S = 60.0, 5.0
 """Maximum seconds between two pieces of an answer, and for connecting."""
@@ -43,9 +54,12 @@ UNIX = "unix:"
 class AccountsRoute:
     """The handler of every route that the accounts service answers."""
 
-    def __init__(self, url: str, secret: str, proxies: TrustedProxies) -> None:
+    def __init__(self, url: str, secret: str, proxies: TrustedProxies, memory: MemoryBudget) -> None:
         """`url`: `http://HOST:PORT`, or `unix:PATH` of its socket; empty: there is no accounts service."""
         self._proxies = proxies
+        self._memory = memory
+        self._turns = TeamTurns.of_each(ASKED_AT_ONCE)
+        self._under_way = Shares(MOST_OF_KEY, MOST_OF_TEAM)
         self._path = url.removeprefix(UNIX) if url.startswith(UNIX) else ""
         self._base = URL("http://accounts" if self._path else url)
         self._is_set_up = bool(url)
@@ -55,7 +69,8 @@ class AccountsRoute:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Hold the connections to the accounts service for the length of the block."""
-        connector = aiohttp.UnixConnector(self._path) if self._path else aiohttp.TCPConnector()
+        # Without a limit: where exports that nobody reads had all of 100 connections, all others would wait for them.
+        connector = aiohttp.UnixConnector(self._path, limit=0) if self._path else aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=TIMEOUT_S)
         # Cookies are the callers': one kept here would go out with the requests of all others.
         jar = aiohttp.DummyCookieJar()
@@ -66,23 +81,64 @@ class AccountsRoute:
             yield
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward the request and its answer. Raises NotSupported, BodyTooLarge, BodyTooSlow, AccountsUnavailable."""
+        """Forward the request and its answer. Raises NotSupported, BodyTooLarge, BodyTooSlow, TakesTooMuch,
+        HeldTooMuch, MemoryFull, TooManyRequests, AccountsUnavailable."""
         if not self._is_set_up or self._session is None:
             raise NotSupported(
                 "This gateway has no accounts service. Run `paddock up` or `paddock accounts`, and set "
                 "PADDOCK_ACCOUNTS_URL on every gateway."
             )
+        reservation = self._memory.reserve(principal)
+        try:
+            body = await _read_counted(principal, scope, receive, reservation)
+            if principal.admin or not principal.key_id:
+                await self._forward(self._session, principal, scope, body, send)
+                return
+            with self._counted(principal):
+                turn = await self._turns.enter(principal.team)
+                try:
+                    await self._forward(self._session, principal, scope, body, send, turn.leave)
+                finally:
+                    turn.leave()
+        finally:
+            reservation.close()
+
+    @contextmanager
+    def _counted(self, principal: Principal) -> Iterator[None]:
+        """Count a request while the block lasts. Raises TooManyRequests."""
+        key, team = principal.key_id, principal.team
+        if self._under_way.is_full_for_key(key):
+            raise too_many_of_accounts("This key", MOST_OF_KEY)
+        if self._under_way.is_full_for_team(team):
+            raise too_many_of_accounts(f"The team {team!r}", MOST_OF_TEAM)
+        self._under_way.take(key, team)
+        try:
+            yield
+        finally:
+            self._under_way.give_back(key, team)
+
+    async def _forward(
+        self,
+        session: aiohttp.ClientSession,
+        principal: Principal,
+        scope: Scope,
+        body: bytes,
+        send: Send,
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Forward the request and its answer, and call `on_begin` when the answer begins. Raises
+        AccountsUnavailable."""
         request = Request(scope)
-        body = await read_body(scope, receive, MAX_BODY_BYTES, remedy=BODY_REMEDY)
         headers = {name: value for name, value in request.headers.items() if name in PASSED_ON}
         headers[HEADER] = seal_caller(self._caller(principal, request), self._secret)
         # The query is sent as it came: it is encoded already.
         target = f"{quote(scope['path'])}?{scope['query_string'].decode('latin-1')}".removesuffix("?")
         url = URL(f"{self._base.origin()}{target}", encoded=True)
         try:
-            async with self._session.request(
+            async with session.request(
                 request.method, url, data=body, headers=headers, allow_redirects=False
             ) as answer:
+                on_begin()
                 await _pass_back(answer, scope, send)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if request_log_of(scope).status:
@@ -103,6 +159,20 @@ class AccountsRoute:
             url=f"{self._proxies.scheme_of(request.scope)}://{request.url.netloc}",
             at=time.time(),
         )
+
+
+async def _read_counted(principal: Principal, scope: Scope, receive: Receive, reservation: Reservation) -> bytes:
+    """Return the request's body, whose bytes count with the memory of its caller's requests, those without a key
+    together. Raises BodyTooLarge, BodyTooSlow, ClientGone, TakesTooMuch, HeldTooMuch, MemoryFull."""
+
+    async def count(part: bytes, num_bytes: int) -> bytes:
+        reservation.grow(num_bytes)
+        return part
+
+    most = MAX_BODY_BYTES if principal.key_id else MAX_OPEN_BODY_BYTES
+    if (declared := declared_bytes(scope)) <= most:
+        reservation.resize(declared)  # it may never come
+    return await read_body(scope, receive, most, on_part=count, remedy=BODY_REMEDY)
 
 
 async def _pass_back(answer: aiohttp.ClientResponse, scope: Scope, send: Send) -> None:

@@ -21,6 +21,8 @@ from workers.models.default_sampling import DefaultSampling
 
 MACRO = re.compile(r"\$\{([A-Za-z0-9_.-]+)\}")
 MAX_DEPTH = 16
+MAX_CHARS = 1 << 16
+"""Maximum characters of a text once its macros are replaced: each may repeat another one several times."""
 PORT = "0"
 """The value of `${PORT}`: a worker takes any free port."""
 SWAP_GROUP = "swap"
@@ -112,6 +114,8 @@ class _Macros:
         self._source = source
         self._macros = {**macros, "PORT": PORT, "MODEL_ID": model}
         self._variables = variables
+        self._values: dict[str, str] = {}
+        """Macro -> its value without macros. Worked out once: each may name the next several times."""
 
     def replaced(self, keys: Keys, text: str, depth: int = 0) -> str:
         """Return a text with the values of its macros. Raises Unusable."""
@@ -127,9 +131,19 @@ class _Macros:
                 return self._variables[variable]
             if name not in self._macros:
                 raise self._source.error(keys, f"there is no macro {name}; add it to `macros`")
-            return self.replaced(keys, str(self._macros[name]), depth + 1)
+            if name not in self._values:
+                self._values[name] = self.replaced(keys, str(self._macros[name]), depth + 1)
+            return self._values[name]
 
-        return MACRO.sub(value, text)
+        parts: list[str] = []
+        num_chars = end = 0
+        for found in MACRO.finditer(text):
+            parts += [text[end : found.start()], value(found)]
+            end = found.end()
+            num_chars += len(parts[-2]) + len(parts[-1])
+            if num_chars > MAX_CHARS:
+                raise self._source.error(keys, f"its macros make it longer than {MAX_CHARS} characters; shorten it")
+        return "".join([*parts, text[end:]])
 
 
 def _entry(

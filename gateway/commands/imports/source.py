@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from workers.yaml_document import YamlInvalid, compose_yaml, load_yaml
+
 Keys = tuple[str | int, ...]
 """The way to a value: keys of mappings and places in lists."""
 
@@ -92,12 +94,12 @@ def read(path: Path) -> Source:
     """Return a YAML or JSON file. Raises Unusable."""
     try:
         text = path.read_text(encoding="utf-8")
-        document = yaml.safe_load(text)
-        lines = dict(_lines((), yaml.compose(text, Loader=yaml.SafeLoader)))
+        document = load_yaml(text)
+        lines = dict(_lines((), compose_yaml(text)))
     except OSError as error:
         raise Unusable(f"{path}: {error.strerror}; name a file that you may read") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Unusable(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except (YamlInvalid, UnicodeDecodeError) as error:
+        raise Unusable(f"{path}: not valid YAML: {error}") from None
     if not isinstance(document, dict):
         raise Unusable(f"{path}: must be a mapping with `models` (llama-swap) or `model_list` (LiteLLM)")
     return Source(path, {str(key): value for key, value in document.items()}, lines)

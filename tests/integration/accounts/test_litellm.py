@@ -222,6 +222,15 @@ async def test_a_key_keeps_its_name_and_gets_another_secret(api: AdminApi) -> No
     assert anew["key"] != made["key"]
 
 
+async def test_no_list_keeps_a_thread_for_minutes(api: AdminApi) -> None:
+    """Its names are looked up one by one, also when the caller has left: 40 such requests would take all threads."""
+    await api.post("/key/generate", {"key_alias": "ci"})
+    for field in ("keys", "key_aliases"):
+        error = await api.refused(400, "POST", "/key/delete", {field: ["ci"] * 1001})
+        assert error["message"] == f"`{field}` has 1001 texts. Send 1000 at most."
+    assert (await api.get("/key/info?key=ci"))["key"] == "ci"
+
+
 async def test_requests_as_the_client_sends_them(api: AdminApi) -> None:
     """As litellm 1.110.2's `keys` manager and `lite keys list` do: fields without a value are null or empty."""
     made = await api.post("/key/generate", {"models": ["small"], "aliases": {}, "duration": "24h", "key_alias": "ci"})

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from accounts.access import keys
 from accounts.protocol.caller import Caller
 from tests.support.admin_api import AdminApi, caller_of
 
@@ -51,6 +52,28 @@ async def test_a_manager_manages_the_keys_of_its_team(teams: AdminApi) -> None:
     await teams.delete("/admin/keys/new", MANAGER)
     await teams.post("/admin/keys/red-ann/block", None, MANAGER)
     assert {entry["team"] for entry in (await teams.get("/admin/audit", MANAGER))["data"]} == {"red"}
+
+
+async def test_a_manager_fills_no_gateway_with_keys(teams: AdminApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every gateway has the records of all keys in memory, and Redis as well."""
+    await teams.post("/admin/teams", {"name": "green"})
+    await teams.post("/admin/keys", {"name": "green-manager", "team": "green", "role": "manager"})
+    manager = caller_of("green-manager", "green", "manager")
+    many = [f"{number:04}{'x' * 240}" for number in range(1000)]
+    for method, path in (("POST", "/admin/keys"), ("PATCH", "/admin/keys/green-manager")):
+        error = await teams.refused(403, method, path, {"aliases": many}, manager)
+        assert error["param"] == "aliases"
+        assert "more than the 8192 that a manager's may have" in error["message"]
+    await teams.post("/admin/keys", {"name": "wide", "team": "green", "aliases": many})
+    await teams.patch("/admin/keys/wide", {"limits": {"requests_per_minute": 5}, "aliases": many[1:]}, manager)
+    await teams.post("/admin/keys/wide/rotate", None, manager)
+
+    monkeypatch.setattr(keys, "MAX_KEYS_OF_TEAM", 3)
+    await teams.post("/admin/keys", {"name": "third"}, manager)
+    for path, body in (("/admin/keys", {"name": "fourth"}), ("/key/generate", {"key_alias": "fourth"})):
+        error = await teams.refused(403, "POST", path, body, manager)
+        assert "The team 'green' has 3 keys, and a manager makes no more than 3" in error["message"]
+    await teams.post("/admin/keys", {"name": "fourth", "team": "green"})
 
 
 async def test_each_sees_what_is_its_own(teams: AdminApi) -> None:

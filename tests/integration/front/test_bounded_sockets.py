@@ -87,6 +87,19 @@ async def test_requests_of_one_key_leave_connections_to_others(stack: Stack) -> 
                 await asyncio.sleep(0.05)
 
 
+async def test_requests_of_all_keys_of_a_team_leave_connections_to_others(stack: Stack) -> None:
+    """A manager makes as many keys as it likes."""
+    names = {f"pk-red-{number}-0123456789": f"red-{number}" for number in range(3)}
+    records = [{"name": name, "team": "red", "sha256": digest(key)} for key, name in names.items()]
+    gateway = stack.gateway(api_keys=json.dumps(records), max_connections=8, address_share=1)
+    one, two, three = names
+    async with contextlib.AsyncExitStack() as held:
+        for key in (one, one, one, two, two, two):
+            await held.enter_async_context(connected(gateway.url, key, MODEL))
+        assert await responded(gateway, three) == (429, "too_many_requests")
+        assert await responded(gateway, stack.key) == (200, "")
+
+
 async def test_a_team_remembers_so_much_over_all_of_its_sockets(stack: Stack, gateway: Process) -> None:
     text = "x" * (TEXT_BYTES - 100_000)
     async with contextlib.AsyncExitStack() as held:

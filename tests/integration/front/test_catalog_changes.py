@@ -158,6 +158,20 @@ async def test_a_bad_file_changes_nothing_and_says_so(following: Caller, file: C
     assert "catalog" not in await shown(following, "/ready")
 
 
+@pytest.mark.parametrize(
+    "contents", ["models: 2026-13-45", "models: " + "9" * 5000, "models: " + "[" * 500, "models: &models [*models]"]
+)
+async def test_contents_that_no_reader_expects_end_no_gateway(
+    following: Caller, file: CatalogFile, contents: str
+) -> None:
+    """A date or a number that is none, deep nesting, an alias within itself: YAML's reader fails in its own ways."""
+    file.write(contents)
+    assert f"{file.path}: not valid YAML" in (await refused(following))["fault"]
+    assert (await chat(following))[0] == 200
+    file.swap(FIRST)
+    await until(following, fault=None)
+
+
 async def test_a_file_that_is_gone_changes_nothing(following: Caller, file: CatalogFile) -> None:
     file.remove()
     told = await refused(following)

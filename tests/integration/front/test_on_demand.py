@@ -6,21 +6,23 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
 import aiohttp
 import pytest
+import redis
 
 from accounts.protocol.records import digest
-from gateway.api.http.listeners import MOST_PER_KEY
+from gateway.api.http.listeners import MOST_PER_KEY, MOST_PER_TEAM
+from gateway.api.operations.health import FRESH_S
 from tests.support.caller import Caller, calling
 from tests.support.fake_supervisor import FakeSupervisor
 from tests.support.stack import Stack
 from tests.support.waiting import until
 from workers.protocol.keys import HEARTBEAT_TTL_S
-from workers.protocol.residency import LIFE_S, Detail, ModelState, Why
+from workers.protocol.residency import LIFE_S, TOLD_EVERY_S, Detail, ModelState, Why
 
 MODELS = ("small", "large", "coder", "writer", "fast", "other")
 CATALOG = "\n".join(
@@ -31,6 +33,7 @@ CATALOG = "\n".join(
         "  chain: {targets: [large], fallbacks: [writer]}",
     ]
 )
+LIMITED_KEY = "pk-limited-0123456789"
 PING_S = 0.1
 KNOWN_S = 2.5
 """Within it a gateway has read what a supervisor tells."""
@@ -55,7 +58,11 @@ def stack() -> Iterator[Stack]:
     with Stack() as running:
         catalog = running.folder / "catalog.yaml"
         catalog.write_text(CATALOG)
-        running.gateway(catalog=catalog, ping_interval_s=PING_S, start_timeout_s=30, api_keys=json.dumps([narrow]))
+        limits = {"requests_per_minute": 1}
+        limited = {"name": "limited", "team": "red", "sha256": digest(LIMITED_KEY), "limits": limits}
+        running.gateway(
+            catalog=catalog, ping_interval_s=PING_S, start_timeout_s=30, api_keys=json.dumps([limited, narrow])
+        )
         yield running
 
 
@@ -111,6 +118,22 @@ async def test_a_call_is_told_how_far_its_model_is_and_served(stack: Stack, supe
         await stream.finish()
         assert stream.error is None
         process.kill()
+
+
+async def test_a_call_that_its_limits_refuse_loads_nothing(stack: Stack, supervisor: FakeSupervisor) -> None:
+    """A caller beyond its limits would have models loaded in turns, and others leave for them."""
+    process = stack.fake_worker("fast", *QUICK, worker_id="fast-w")
+    async with calling(stack.gateways[0].url, LIMITED_KEY, "fast") as caller:
+        assert (await caller.whole(max_tokens=1))[0] == 200
+        caller.model = "other"
+        refused = asyncio.create_task(caller.whole(max_tokens=1))
+        until_at = time.monotonic() + 2 * TOLD_EVERY_S
+        while time.monotonic() < until_at:
+            assert not supervisor.num_waiting("other")
+            await asyncio.sleep(0.01)
+        status, body = await asyncio.wait_for(refused, 2)
+        assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+    process.kill()
 
 
 async def test_a_model_that_fails_to_load_refuses_its_calls(stack: Stack, supervisor: FakeSupervisor) -> None:
@@ -318,6 +341,40 @@ async def test_listeners_are_bounded_and_need_a_key(stack: Stack) -> None:
                     if response.status == 200:
                         break
                 await asyncio.sleep(0.05)
+
+
+async def test_all_keys_of_a_team_leave_listeners_to_others(stack: Stack) -> None:
+    names = [f"red-{number}" for number in range(MOST_PER_TEAM // MOST_PER_KEY + 1)]
+    records = [{"name": name, "team": "red", "sha256": digest(f"pk-{name}-0123456789")} for name in names]
+    gateway = stack.gateway(catalog=stack.folder / "catalog.yaml", api_keys=json.dumps(records))
+    async with AsyncExitStack() as held:
+        for name in names[:-1]:
+            caller = await held.enter_async_context(calling(gateway.url, f"pk-{name}-0123456789", "other"))
+            opened = [await caller.session.get(f"{caller.url}/models/sse") for _ in range(MOST_PER_KEY)]
+            assert [response.status for response in opened] == [200] * MOST_PER_KEY
+        last = await held.enter_async_context(calling(gateway.url, f"pk-{names[-1]}-0123456789", "other"))
+        async with last.session.get(f"{last.url}/models/sse") as response:
+            assert response.status == 429
+            assert "The team 'red' has 48 connections open here" in (await response.json())["error"]["message"]
+        other = await held.enter_async_context(calling(gateway.url, stack.key, "other"))
+        async with other.session.get(f"{other.url}/models/sse") as response:
+            assert response.status == 200
+
+
+async def test_a_crowd_that_lists_models_asks_redis_once_for_all(stack: Stack, supervisor: FakeSupervisor) -> None:
+    """Of each model two keys are looked up."""
+    with redis.Redis.from_url(stack.redis.url) as client:
+
+        def num_lookups() -> int:
+            told: Any = client.info("commandstats")
+            return int(told.get("cmdstat_exists", {"calls": 0})["calls"])
+
+        async with asking(stack, "other") as caller:
+            await got(caller, "/v1/models")
+            before, began = num_lookups(), time.monotonic()
+            await asyncio.gather(*(got(caller, "/v1/models") for _ in range(100)))
+            looks = 2 + (time.monotonic() - began) / FRESH_S
+            assert 0 < num_lookups() - before <= looks * 2 * len(MODELS)
 
 
 async def test_a_stream_of_news_ends_with_its_gateway(stack: Stack) -> None:

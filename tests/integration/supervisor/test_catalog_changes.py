@@ -104,8 +104,10 @@ def test_what_can_not_be_served_changes_nothing(programs: Programs, server: Redi
         station.until("catalog refused", number + 1)
         assert told in station.text()
         assert str(catalog.file) in station.text()
-    catalog.file.unlink()
+    catalog.file.write_text("models: 2026-13-45")  # a date that is none
     station.until("catalog refused", 4)
+    catalog.file.unlink()
+    station.until("catalog refused", 5)
     assert boots(server, "one") == first
     catalog.write(one, catalog.entry("two"))
     wait_until(lambda: bool(beats(server, "two")), station.text)

@@ -150,7 +150,7 @@ async def test_a_connection_that_closes_gives_back_what_it_remembered() -> None:
 
 
 def test_so_many_sockets_of_a_key_and_of_all() -> None:
-    sockets, one, another = Sockets(3, 2), principal("one"), principal("another")
+    sockets, one, another = Sockets(3, 2), principal("one"), principal("another", "blue")
     with contextlib.ExitStack() as held:
         for _ in range(2):
             held.enter_context(sockets.opened(Lasting(), one))
@@ -163,6 +163,18 @@ def test_so_many_sockets_of_a_key_and_of_all() -> None:
         sockets.check(one)
 
 
+def test_all_keys_of_a_team_leave_sockets_to_others() -> None:
+    sockets = Sockets(8, 3)
+    with contextlib.ExitStack() as held:
+        for name in ("one", "two"):
+            for _ in range(3):
+                held.enter_context(sockets.opened(Lasting(), principal(name)))
+        with pytest.raises(TooManySockets, match="The team 'team' has 6 WebSockets open here"):
+            sockets.check(principal("three"))
+        sockets.check(principal("other", "blue"))
+    sockets.check(principal("one"))
+
+
 class Lasting:
     """A connection that stays."""
 
@@ -170,8 +182,8 @@ class Lasting:
         pass
 
 
-def principal(key_id: str) -> Principal:
-    return Principal(key_id, "team", None, False)
+def principal(key_id: str, team: str = "team") -> Principal:
+    return Principal(key_id, team, None, False)
 
 
 class Held:

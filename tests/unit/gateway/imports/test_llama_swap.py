@@ -10,6 +10,9 @@ import pytest
 from tests.unit.gateway.imports.importing import imported
 from workers.protocol.exits import Exit
 
+MULTIPLIED = {f"m{n}": f"${{m{n - 1}}}" * 10 if n else "ten chars " for n in range(10)}
+"""Macros that stand for ten thousand million characters."""
+REPEATED = ", ".join(f"m{n}: &m{n} [{f'*m{n - 1},' * 10 if n else 'x'}]" for n in range(10))
 HOUSE = """
 logLevel: info
 startPort: 5800
@@ -188,6 +191,11 @@ def test_a_source_stands_for_a_program_that_is_no_llama_server(
         ("models:\n  a: {cmd: llama-server -c x}", "line 2: models.a.cmd: -c x: not a whole number; correct it"),
         ("models:\n  a: {cmd: '${gone} -m x'}", "line 2: models.a.cmd: there is no macro gone; add it to `macros`"),
         ("macros: {x: '${y}', y: '${x}'}\nmodels: {a: {cmd: '${x}'}}", "its macros name each other in a circle"),
+        (f"macros: {MULTIPLIED}\nmodels: {{a: {{cmd: '${{m9}}'}}}}", "its macros make it longer than 65536 characters"),
+        (f"models: {{{REPEATED}}}", "it has more than 500000 values"),
+        ("models: {a: {metadata: &a [*a]}}", "an alias (`*name`) stands within what it names"),
+        ("models: {a: {metadata: " + "[" * 500 + "]" * 500 + "}}", "it is nested too deeply"),
+        ("models: {a: {ttl: 2026-13-45}}", "not valid YAML: month must be in 1..12"),
         ("models: {a: {cmd: '${env.NOT_SET}'}}", "the variable NOT_SET is not set"),
         ("models: {a: {cmd: llama-server -m x, ttl: soon}}", "models.a.ttl: 'soon' is no number of seconds"),
         ("models: {a: {cmd: llama-server -m x}}\ngroups: {g: {members: [b]}}", "line 2: groups.g.members[0]: no model"),

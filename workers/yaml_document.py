@@ -1,0 +1,67 @@
+"""Reads a YAML or JSON text that somebody may have made to do harm, or just mistyped: a catalog, settings, an import.
+
+PyYAML raises more than its own errors: ValueError for a date or a number that is none, RecursionError for deep nesting.
+And it follows aliases (`*name`), by which a few lines stand for billions of values, or for themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+MAX_VALUES = 500_000
+"""Maximum values in a document, each as often as aliases name it."""
+
+
+class YamlInvalid(ValueError):
+    """The text is no YAML, or more than is read; the message says why."""
+
+
+def load_yaml(text: str | bytes) -> Any:
+    """Return the document in a text. Raises YamlInvalid."""
+    return _read(text, _Loader.get_single_data)
+
+
+def compose_yaml(text: str | bytes) -> yaml.Node | None:
+    """Return the nodes of a document, which know their lines; None: it is empty. Raises YamlInvalid."""
+    found: yaml.Node | None = _read(text, _Loader.get_single_node)
+    return found
+
+
+def _read(text: str | bytes, method: Any) -> Any:
+    try:
+        loader = _Loader(text)
+        try:
+            return method(loader)
+        finally:
+            loader.dispose()
+    except RecursionError:
+        raise YamlInvalid("it is nested too deeply; make it flatter") from None
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise YamlInvalid(" ".join(str(error).split())) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads a document as the safe loader does, as far as it has MAX_VALUES values."""
+
+    def __init__(self, text: str | bytes) -> None:
+        super().__init__(text)
+        self._num_values = 0
+        self._sizes: dict[yaml.Node, int] = {}
+        """Node that is whole -> number of values in it."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        is_alias = self.check_event(yaml.events.AliasEvent)
+        before = self._num_values
+        self._num_values += not is_alias
+        node: Any = super().compose_node(parent, index)
+        if not is_alias:
+            self._sizes[node] = self._num_values - before
+        elif node in self._sizes:
+            self._num_values += self._sizes[node]
+        else:
+            raise YamlInvalid("an alias (`*name`) stands within what it names; write that out")
+        if self._num_values > MAX_VALUES:
+            raise YamlInvalid(f"it has more than {MAX_VALUES} values, those that aliases (`*name`) repeat among them")
+        return node
