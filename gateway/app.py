@@ -44,6 +44,7 @@ from gateway.api.media.loader import MediaLoader
 from gateway.api.native.handlers import native_handlers
 from gateway.api.native.props import EnabledRoutes
 from gateway.api.native.request_reader import RequestReader
+from gateway.api.native.slots import SlotQueries
 from gateway.api.openai.dialects import ChatDialect, CompletionDialect, read_chat_prompt
 from gateway.api.openai.model_news import ModelNews
 from gateway.api.openai.models import Models
@@ -52,10 +53,14 @@ from gateway.api.openai.transcription import TranscriptionDialect
 from gateway.api.openai.writing import unserved_handlers
 from gateway.api.operations.accounts import AccountsRoute
 from gateway.api.operations.catalog import CatalogRoutes
+from gateway.api.operations.document import document_handlers
 from gateway.api.operations.drain import DrainRoute, InFlightRequests, drain_route_token
 from gateway.api.operations.explain import ExplainRoute
 from gateway.api.operations.health import Ready, health, version
 from gateway.api.operations.metrics import METRICS_PATHS, MetricsPage, Targets, metrics_route_token, refuse_metrics
+from gateway.api.overview.feed import Feed
+from gateway.api.overview.overview import Overviews
+from gateway.api.overview.routes import OverviewRoutes
 from gateway.api.responses.handlers import responses_handlers
 from gateway.api.responses.socket.connection import Bounds
 from gateway.api.responses.socket.memory import Memories
@@ -63,6 +68,8 @@ from gateway.api.resumable import Resumable
 from gateway.api.routes import Routes, answer_models
 from gateway.api.shapes import INPUT_TOKENS
 from gateway.catalog.live import LiveCatalog
+from gateway.console.files import ConsoleFiles, lead_to_console, refuse_console
+from gateway.console.session import ConsoleSession
 from gateway.dispatch.call_resolver import CallResolver
 from gateway.dispatch.call_state import Limits
 from gateway.dispatch.dispatcher import Dispatcher
@@ -249,6 +256,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
 class _Core:
     """The parts that carry calls; the routes use them."""
 
+    gateway_id: str
     metrics: Metrics
     unreadable: Unreadable
     catalog: LiveCatalog
@@ -307,6 +315,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     leaving = partial(_is_leaving, in_flight, resolver)
     sockets = Sockets(settings.max_sockets, settings.max_sockets_per_key)
     return _Core(
+        gateway_id=gateway_id,
         metrics=metrics,
         unreadable=unreadable,
         catalog=catalog,
@@ -423,6 +432,7 @@ def _handlers(
     shared_ports = (settings.port, settings.admin_port) if targets else ()
     ready = Ready(redis, fleet, core.admission, core.is_leaving, catalog, core.first, desired_models)
     routes_of_catalog = CatalogRoutes(catalog)
+    overview = _overview(settings, redis, core, desired_models)
     return {
         "chat": calls.generate(chat, takes_media=True),
         "chat_input_tokens": calls.count_tokens(read_chat_prompt, INPUT_TOKENS),
@@ -445,6 +455,10 @@ def _handlers(
         "drain": DrainRoute(core.in_flight, resolver, pipeline, core.sockets).answer,
         "catalog": routes_of_catalog.show,
         "reload_catalog": routes_of_catalog.reload,
+        **_console(settings, access),
+        **document_handlers(),
+        "overview": overview.show,
+        "overview_events": overview.stream,
         "explain": ExplainRoute(
             reader, pipeline.adapters, circuits, fleet, core.admission, states, queues, chat
         ).answer,
@@ -455,6 +469,33 @@ def _handlers(
         ),
         **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),
     }
+
+
+def _console(settings: GatewaySettings, access: AccessControl) -> Mapping[str, Handler]:
+    """Return the handlers of the console's routes. Raises OSError."""
+    if not settings.console:
+        return dict.fromkeys(("front", "console", "console_session", "sign_in", "sign_out"), refuse_console)
+    files = ConsoleFiles()
+    links = {name: url for name, url in (("Grafana", settings.grafana_url), ("Runbook", settings.runbook_url)) if url}
+    has_sign_on = bool(settings.accounts_url and read_sign_on(settings.oidc).providers)
+    session = ConsoleSession(access, has_accounts=bool(settings.accounts_url), has_sign_on=has_sign_on, links=links)
+    return {
+        "front": lead_to_console,
+        "console": files.show,
+        "console_session": session.show,
+        "sign_in": session.begin,
+        "sign_out": session.end,
+    }
+
+
+def _overview(
+    settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, desired: DesiredModels
+) -> OverviewRoutes:
+    fleet, states, circuits = core.fleet, core.states, core.dispatcher.workers.circuits
+    admission = core.admission
+    made = Overviews(redis, core.gateway_id, core.catalog, fleet, states, desired, circuits, lambda: admission.redis_up)
+    feed = Feed(made.look, SlotQueries(core.queries), lambda model: len(fleet.snapshot.of(model)))
+    return OverviewRoutes(made.look, feed, states, core.is_leaving, settings.ping_interval_s)
 
 
 def _default_memory(settings: GatewaySettings) -> int:

@@ -33,9 +33,15 @@ CHAT = "talks to a model in this terminal, or answers what comes in on a pipe"
 COMPLETION = "prints what makes a shell complete these commands: completion bash|zsh|fish"
 REDIS = "users for a Redis of your own, each with no more rights than it needs: redis acl"
 IMPORT = "makes a catalog of a configuration file of llama-swap or LiteLLM"
+PULL = "fetches models, as `paddock models pull` does"
+RUN = "talks to a model, which is loaded for it: run MODEL [PROMPT]"
 CONFIG = "shows the settings and where each comes from: config show|schema|docs|compatibility|metrics"
 
 ADMIN = {
+    "status": "gateways, models and workers on one screen; --json for scripts",
+    "ps": "the models that are loaded or load now",
+    "top": "the same as status, live, with the calls that run",
+    "stop": "unloads a model, when its calls have ended",
     "keys": "API keys: list, show, create, update, rotate, block, delete; make one for the settings",
     "teams": "teams: list, show, create, update, block, delete",
     "users": "users: the same",
@@ -67,6 +73,8 @@ def _main() -> int:
     if name in ("-V", "--version"):
         print(f"paddock {__version__}")
         return 0
+    if name == "pull":  # as `paddock models pull`
+        name, args = "models", ["pull", *args]
     if name == "config":
         return int(import_module("gateway.commands.config").main(args))
     if name == "models":
@@ -91,6 +99,12 @@ def _main() -> int:
     if name == "bench":
         known = import_module("gateway.settings").known_settings()
         return int(import_module("gateway.bench.command").main(args, known))
+    if name == "logs":
+        known = import_module("gateway.settings").known_settings()
+        return int(import_module(workers_cli.LOGS_MODULE).main(args, known))
+    if name == "run":
+        known = import_module("gateway.settings").known_settings()
+        return int(import_module("gateway.commands.chat").run(args, known))
     if name == "chat":
         known = import_module("gateway.settings").known_settings()
         return int(import_module("gateway.commands.chat").main(args, known))
@@ -112,8 +126,11 @@ def rows() -> list[tuple[str, str]]:
         ("config", CONFIG),
         ("drain", workers_cli.DRAIN),
         ("import", IMPORT),
+        ("logs", workers_cli.LOGS),
         ("models", workers_cli.MODELS),
+        ("pull", PULL),
         ("redis", REDIS),
+        ("run", RUN),
         *ADMIN.items(),
     ]
 

@@ -162,6 +162,17 @@ class GatewaySettings(GatewaySecret):
         bool,
         Field(description="answer `GET /metrics` and `/metrics/targets`; false: 501, as llama-server without them"),
     ] = True
+    console: Annotated[
+        bool,
+        Field(
+            description="answer `GET /ui` with the console, a page for browsers that shows nothing without a key; "
+            "false: 501"
+        ),
+    ] = True
+    grafana_url: Annotated[str, Field(description="address of Grafana, to which the console links for admins")] = ""
+    runbook_url: Annotated[str, Field(description="address of your runbook, to which the console links for admins")] = (
+        ""
+    )
     slots_endpoint: Annotated[
         bool, Field(description="answer `GET /slots`; false: 501, as llama-server with `--no-slots`")
     ] = True

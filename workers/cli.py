@@ -1,4 +1,4 @@
-"""The workers' half of the `paddock` program: `python -m workers.cli worker|supervisor|models|cache|drain`."""
+"""The workers' half of the `paddock` program: `python -m workers.cli worker|supervisor|models|cache|drain|logs`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ COMMANDS = {
 
 MODELS_MODULE = "workers.commands.models.command"
 CACHE_MODULE = "workers.commands.cache"
+LOGS_MODULE = "workers.commands.logs"
 DRAIN_MODULE = "workers.commands.drain"
 DRAIN = "takes a gateway or a worker out of service and waits: drain gateway|worker"
 MODELS = "models on this machine and of the hub: models list|pull|plan|show|verify|rm"
+LOGS = "prints what the processes on this machine have written: logs -f worker-0"
 CACHE = "cached prompts on disk: cache show|erase"
 
 
@@ -40,10 +42,12 @@ def _main() -> int:
         return int(import_module(MODELS_MODULE).main(args))
     if name == "cache":
         return int(import_module(CACHE_MODULE).main(args))
+    if name == "logs":
+        return int(import_module(LOGS_MODULE).main(args))
     if name == "drain":
         return int(import_module(DRAIN_MODULE).main(args))
     if name not in COMMANDS:
-        known = ", ".join([*COMMANDS, "models", "cache", "drain"])
+        known = ", ".join([*COMMANDS, "models", "cache", "drain", "logs"])
         return command.complain([f"{name or 'nothing'}: no such command; use one of: {known}"])
     return command.run(name, COMMANDS[name], args)
 

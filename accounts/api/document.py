@@ -13,9 +13,14 @@ from starlette.responses import Response
 
 from accounts.access.records import KINDS
 from accounts.api.api import EVERYBODY, AdminRequest, RouteRow, answer
-from accounts.api.page import TITLE, page_of
+from accounts.protocol.api_page import page_of
 from accounts.protocol.records import Budget, Limits, TeamLimits
 
+TITLE = "Paddock's admin API"
+ABOUT = (
+    "Send your key as <code>Authorization: Bearer</code>. Bodies and answers are JSON; a change takes the fields to "
+    "change (RFC 7396: null sets the default). <code>version</code> makes sure that nobody changed it meanwhile."
+)
 REF = "#/components/schemas/{name}"
 _VARIABLE = re.compile(r"{(\w+)(?::path)?}")
 VERSION = "1"
@@ -42,7 +47,7 @@ class Document:
     def __init__(self, rows: Sequence[RouteRow]) -> None:
         own = self._own_rows()
         self._document = openapi((*rows, *own))
-        self._page = page_of(self._document).encode()
+        self._page = page_of(self._document, ABOUT, "openapi.json").encode()
 
     def rows(self) -> tuple[RouteRow, ...]:
         return self._own_rows()

@@ -33,6 +33,8 @@ SCHEME = b"bearer"
 _SECURE, _PLAIN = SECURE_COOKIE.encode(), PLAIN_COOKIE.encode()
 CONSOLE = "/admin/"
 """Beginning of the paths that any page may link to: GET changes nothing there."""
+READ = frozenset({"/ui/session", "/v1/models", "/models", "/metrics"})
+"""Further such paths, which the console reads: without TLS, browsers do not say which page sent a GET."""
 
 
 class Keys:
@@ -167,7 +169,7 @@ def session_key(scope: Scope) -> bytes | None:
     key = _cookie(headers.get(b"cookie", b""))
     if not key:
         return None
-    if scope["method"] == "GET" and scope["path"].startswith(CONSOLE):
+    if scope["method"] == "GET" and (scope["path"].startswith(CONSOLE) or scope["path"] in READ):
         return key
     if not _is_of_this_origin(scope, headers):
         raise KeyMissing(

@@ -192,6 +192,8 @@ DECLARED = (
     RouteRow("POST", "/v1/unload_lora_adapter", ADMIN, "unload_adapter", "takes it away"),
     RouteRow("GET", "/admin/explain", ADMIN, "explain", "how a call of a model would be placed now"),
     RouteRow("POST", "/admin/explain", ADMIN, "explain", "the same for a chat request, which is not sent"),
+    RouteRow("GET", "/admin/fleet", ADMIN, "overview", "gateways, models, workers and, if asked for, slots"),
+    RouteRow("GET", "/admin/events", ADMIN, "overview_events", "the same as a stream of what changes"),
     RouteRow("GET", "/admin/catalog", ADMIN, "catalog", "the catalog in use, and what is wrong with its file"),
     RouteRow("POST", "/admin/catalog/reload", ADMIN, "reload_catalog", "has this gateway read its catalog's file now"),
     RouteRow("GET", "/admin/docs", OPEN, "accounts", "a page that describes `/admin/...`"),
@@ -213,6 +215,14 @@ DECLARED = (
         RouteRow(method, "/auth/{path:path}", OPEN, "accounts", "single sign-on of people")
         for method in ("GET", "POST")
     ),
+    RouteRow("GET", "/openapi.json", OPEN, "document", "all routes and their bodies, as an OpenAPI document"),
+    RouteRow("GET", "/docs", OPEN, "document_page", "the same as a page"),
+    RouteRow("GET", "/", OPEN, "front", "leads to the console"),
+    RouteRow("GET", "/ui", OPEN, "console", "the console, a page for browsers", aliases=("/ui/",)),
+    RouteRow("GET", "/ui/session", OPEN, "console_session", "who is signed in to it"),
+    RouteRow("POST", "/ui/session", OPEN, "sign_in", "signs in by an API key, which is kept in a cookie"),
+    RouteRow("DELETE", "/ui/session", OPEN, "sign_out", "has the browser forget it"),
+    RouteRow("GET", "/ui/{file}", OPEN, "console", "the console's files"),
     RouteRow("GET", "/health", OPEN, "health", "the process is up", aliases=("/v1/health", "/healthz")),
     RouteRow("GET", "/version", OPEN, "version", "which Paddock this is"),
     RouteRow("GET", "/ready", OPEN, "ready", "calls would be answered"),

@@ -1,6 +1,7 @@
 """`paddock chat`: talks to a model in the terminal, or answers what comes in on a pipe.
 
 --model NAME          model, alias or adapter to talk to; default: the first chat model that is loaded
+--prompt TEXT         prints the answer to this, and nothing else
 --system TEXT         system prompt
 --max-tokens N        maximum tokens of an answer
 --temperature T       0 is greedy; default: the model's own
@@ -317,6 +318,20 @@ def main(args: Sequence[str], known: Collection[str] = ()) -> int:
     return _talk(options, access)
 
 
+def run(args: Sequence[str], known: Collection[str] = ()) -> int:
+    """Run `paddock run MODEL [PROMPT]`: a chat with this model, or its answer to a prompt; return the exit code."""
+    if not args or args[0].startswith("-"):
+        if args and args[0] in ("-h", "--help"):
+            print(
+                "`paddock run MODEL [PROMPT]`: `paddock chat --model MODEL`, or the answer to a prompt; flags as there."
+            )
+            return int(Exit.OK)
+        return command.complain(["run: name a model; `paddock status` lists them"])
+    model, *rest = args
+    prompt = rest.pop(0) if rest and not rest[0].startswith("-") else None
+    return main(["--model", model, *([] if prompt is None else ["--prompt", prompt]), *rest], known)
+
+
 def _talk(options: Namespace, access: Access) -> int:
     terminal = Terminal()
     parameters = {"max_tokens": options.max_tokens, "temperature": options.temperature}
@@ -325,7 +340,9 @@ def _talk(options: Namespace, access: Access) -> int:
             conversation = Conversation(client, options.model, options.system, parameters)
             for path in options.file:
                 conversation.attach(path)
-            if sys.stdin.isatty():
+            if options.prompt is not None:
+                terminal.answer_once(conversation, options.prompt)
+            elif sys.stdin.isatty():
                 terminal.talk(conversation, access.url)
             else:
                 terminal.answer_once(conversation, sys.stdin.read())
@@ -347,6 +364,7 @@ def make_parser() -> ArgumentParser:
     """Return the parser of the flags that are no settings."""
     parser = _Parser(prog="paddock chat", allow_abbrev=False, add_help=False)
     parser.add_argument("--model")
+    parser.add_argument("--prompt")
     parser.add_argument("--system")
     parser.add_argument("--url")
     parser.add_argument("--max-tokens", type=int)

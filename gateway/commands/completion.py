@@ -24,7 +24,7 @@ from gateway.commands import chat
 from gateway.commands.accounts import command as admin
 from gateway.commands.imports import command as imports
 from gateway.settings import GatewaySettings, UpSettings
-from workers.commands import cache, command, drain
+from workers.commands import cache, command, drain, logs
 from workers.commands.models import command as models
 from workers.commands.models.parser import make_parser
 from workers.settings import CacheSettings, SupervisorSettings, WorkerSettings
@@ -76,6 +76,10 @@ def whole_parser(summaries: Mapping[str, str]) -> ArgumentParser:
     _add_parts(add("cache"), {name: cache.make_parser(name) for name in ("show", "erase")}, CacheSettings)
     models_parts = {name: make_parser(name, part) for name, part in models.COMMANDS.items()}
     _add_parts(add("models"), models_parts, SupervisorSettings)
+    _add_settings(add("logs", logs.make_parser()), SupervisorSettings, ("state_dir", "config"))
+    _add_settings(add("run", chat.make_parser()), GatewaySettings, PLACE)
+    pull = parsers.add_parser("pull", help=summaries.get("pull", ""), parents=[models_parts["pull"]], add_help=False)
+    _add_settings(pull, SupervisorSettings)
     add("completion").add_argument("shell", choices=SHELLS)
     add("config").add_argument("part", choices=CONFIG_PARTS)
     add("import", imports.make_parser())

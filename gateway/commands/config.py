@@ -71,6 +71,11 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock models list` | what lies in `models_dir` and what the catalog names: [library.md](library.md) |
 | `paddock models pull [NAME\|REFERENCE ...]` | brings what `catalog` or `hf` names, or these; prints names and files |
 | `paddock models show\|verify\|rm` | tells what a file says of itself; checks files; removes them |
+| `paddock pull` | the same as `paddock models pull` |
+| `paddock status`, `ps`, `top` | what runs; once, briefly, live: [operations.md](operations.md#is-it-well) |
+| `paddock stop MODEL` | unloads a model when its calls have ended |
+| `paddock logs [NAME ...] [-f]` | what the processes of this machine have written |
+| `paddock run MODEL [PROMPT]` | a chat with this model, or its answer to a prompt |
 | `paddock chat` | talk to a model in the terminal, or answer what comes in on a pipe; see [client.md](client.md) |
 | `paddock drain gateway` (or `worker`) | out of service, nobody refused: [lifecycle.md](lifecycle.md#draining) |
 | `paddock bench` | load of many people on any OpenAI-compatible address, and what they see: [bench.md](bench.md) |

@@ -64,7 +64,14 @@ CLIENT_FILE = "client.pem"
 
 
 def welcome(
-    address: Address, key: str, kept_in: Path | None, models: tuple[str, ...], logs: Path, targets: Sequence[str] = ()
+    address: Address,
+    key: str,
+    kept_in: Path | None,
+    models: tuple[str, ...],
+    logs: Path,
+    targets: Sequence[str] = (),
+    *,
+    has_console: bool = True,
 ) -> str:
     """Return the text that `paddock up` prints when it is ready. Its snippets are not indented, so that they can be
     pasted.
@@ -76,9 +83,10 @@ def welcome(
     metrics = f"\n  metrics  of each gateway: {', '.join(targets)}" if targets else ""
     body = {"model": models[0], "stream": True, "messages": [{"role": "user", "content": PROMPT}]}
     where = f"{address.url}/v1" if address.uds is None else f"{address.uds} (a Unix socket), {address.url}/v1"
+    console = f"\n  console  {address.url}/" if address.uds is None and has_console else ""
     certificate = f"\n  clients  show a certificate: {CLIENT_FILE} below" if address.asks_certificate else ""
     return f"""
-  address  {where}
+  address  {where}{console}
   API key  {shown_key}
   models   {", ".join(models)}
   logs     {logs}{metrics}{certificate}

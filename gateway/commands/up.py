@@ -456,7 +456,8 @@ class Machine:
             self._keep_address(address.url)
         elif targets:  # `paddock chat` speaks to ports
             self._keep_address(f"{'http' if self._settings.tls_cert is None else 'https'}://{targets[0]}")
-        self._show(welcome(address, key, kept_in, models, self._folder.logs, targets))
+        has_console = self._settings.console
+        self._show(welcome(address, key, kept_in, models, self._folder.logs, targets, has_console=has_console))
 
     def _keep_address(self, url: str) -> None:
         """Keep the address for `paddock chat`."""

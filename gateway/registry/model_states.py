@@ -47,6 +47,7 @@ MOST_TEXTS = 2 * 1024
 MOST_BYTES = 8 << 20
 """Limits of one reading: a worker under an attacker's control can write anything there."""
 
+LOADED, LOADING, UNLOADED = (ModelState(status=status) for status in ("loaded", "loading", "unloaded"))
 ORDER: tuple[ModelStatus, ...] = ("loaded", "loading", "failed", "unloaded")
 """Which of several machines' states is the model's: the first of these that there is."""
 
@@ -88,6 +89,16 @@ def merged(states: Sequence[ModelState]) -> ModelState:
         is_hopeless=all(state.is_hopeless for state in states),
         retry_at=min((state.retry_at for state in states if state.retry_at), default=0.0),
     )
+
+
+def effective(state: ModelState | None, *, has_workers: bool, is_coming: bool) -> ModelState:
+    """Return a model's state as people are told it. `state`: what supervisors say; None: none of them loads it on
+    demand. `is_coming`: a supervisor should keep workers for it."""
+    if has_workers:
+        return LOADED
+    if state is None:
+        return LOADING if is_coming else UNLOADED
+    return LOADING if state.status == "loaded" else state  # its worker is not known here yet
 
 
 def _refuses(state: ModelState) -> bool:

@@ -25,9 +25,11 @@ PROPS_SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 
 
 class FakeVocab:
-    """A token is its bytes as a number, the first one lowest; 0 is the begin token and has no text."""
+    """A token is its bytes as a number, the first one lowest; 0 is the begin token and has no text.
 
-    num_tokens = 2**32
+    Four bytes that make a larger number than a token may be are two tokens, of three bytes and one."""
+
+    num_tokens = 2**31
 
     def __init__(self, deadly: str = "", *, has_helpers: bool = True) -> None:
         """`deadly`: a text that has it ends the process, as llama.cpp may.
@@ -44,7 +46,11 @@ class FakeVocab:
             raise CallFailed(Failure(FailureCode.UNAVAILABLE, "the process for it did not start; send it again"))
         data = text.encode("utf-8", "replace")
         data += bytes(-len(data) % BYTES_PER_TOKEN)
-        return array("I", [0] * add_special + memoryview(data).cast("I").tolist())
+        tokens: list[int] = memoryview(data).cast("I").tolist()
+        if max(tokens, default=0) >= self.num_tokens:
+            split = ((token,) if token < self.num_tokens else (token & 0xFFFFFF, token >> 24) for token in tokens)
+            tokens = [token for pair in split for token in pair]
+        return array("I", [0] * add_special + tokens)
 
     def special_piece(self, token: int) -> bytes:
         return token.to_bytes(BYTES_PER_TOKEN, "little").rstrip(b"\0")

@@ -231,7 +231,18 @@ def _tls_options(tls: Tls | None) -> dict[str, Any]:
     }
 
 
-class _Checked(AbstractConnection):
+class _Written(AbstractConnection):
+    """A connection that raises a ConnectionError where redis-py alone would let uvloop's RuntimeError through: when the
+    server closes the connection just as a command is written."""
+
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        try:
+            await super().send_packed_command(*args, **options)
+        except RuntimeError as error:
+            raise ConnectionError(f"the connection to Redis was closed as it was written to ({error})") from None
+
+
+class _Checked(_Written):
     """A connection that closes, with a ConnectionError, if its server is a replica now and refuses a write: the next
     connection finds the new master. It also closes if the server sends bytes that are no valid answer, for which
     redis-py alone would raise ValueError or the like."""
@@ -260,7 +271,7 @@ class _Checked(AbstractConnection):
             raise ConnectionError(f"what came from Redis is no answer ({type(error).__name__}: {error})") from None
 
 
-class _ByName(Connection):
+class _ByName(_Written, Connection):
     """A connection to the addresses that RESOLVER finds for its host. A certificate must be for the host's name."""
 
     _address = ""

@@ -99,9 +99,12 @@ def _divided(total: int, proportions: Sequence[float]) -> list[int]:
     whole = sum(proportions)
     if min(proportions) < 0 or whole <= 0:
         return []
-    sizes = [math.floor(total * each / whole) for each in proportions]
-    # What rounding leaves over, a few bytes, goes where there is most.
-    sizes[max(range(len(sizes)), key=sizes.__getitem__)] += total - sum(sizes)
+    exact = [total * each / whole for each in proportions]
+    sizes = [math.floor(size) for size in exact]
+    # What rounding leaves over is a byte each for those that lost most by it: nobody gets more than its proportion, up.
+    lost = sorted(range(len(sizes)), key=lambda place: sizes[place] - exact[place])
+    for place in lost[: total - sum(sizes)]:
+        sizes[place] += 1
     return sizes
 
 

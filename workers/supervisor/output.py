@@ -46,10 +46,10 @@ class Console:
         self._raw = raw
 
     def child_line(self, name: str, line: str) -> None:
-        record = _record(line)
-        level = _level(record)
+        record = record_of(line)
+        level = level_of(record)
         if level >= self._threshold and not self.held:
-            self.say(line if self._raw and record else f"{name} | {_readable(record) if record else line}")
+            self.say(line if self._raw and record else f"{name} | {readable(record) if record else line}")
 
 
 class Output:
@@ -73,14 +73,14 @@ class Output:
 
     def recent(self) -> list[str]:
         """Return the child's last lines in readable form, for the report of its death."""
-        return [_readable(record) if (record := _record(line)) else line for line in self._recent]
+        return [readable(record) if (record := record_of(line)) else line for line in self._recent]
 
     def complaint(self) -> str:
         """Return why the child ended: its last line with `OWN_PREFIX`, else its last error, else its last line."""
         told = [line for line in self._recent if line.startswith(OWN_PREFIX)]
         if told:
             return told[-1].removeprefix(OWN_PREFIX)
-        errors = [record for line in self._recent if _level(record := _record(line)) >= LEVELS["error"]]
+        errors = [record for line in self._recent if level_of(record := record_of(line)) >= LEVELS["error"]]
         if errors:
             return str(errors[-1].get("message") or errors[-1].get("msg") or "")
         return self._recent[-1] if self._recent else "it said nothing"
@@ -117,7 +117,8 @@ class _LogFile(RotatingFileHandler):
             self.on_loss(sys.exc_info()[1])
 
 
-def _record(line: str) -> dict[str, Any]:
+def record_of(line: str) -> dict[str, Any]:
+    """Return a child's line as the record of a log; empty if it is none."""
     if not line.startswith("{"):
         return {}
     try:
@@ -127,12 +128,14 @@ def _record(line: str) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _level(record: dict[str, Any]) -> int:
+def level_of(record: dict[str, Any]) -> int:
+    """Return the level of a record, as Python's `logging` numbers it."""
     # Lines that are no log lines (llama.cpp's, a traceback) count as `info`; when the child dies they are shown anyway.
     return LEVELS.get(str(record.get("level") or record.get("levelname") or "info").lower(), 20)
 
 
-def _readable(record: dict[str, Any]) -> str:
+def readable(record: dict[str, Any]) -> str:
+    """Return a record as a line for people, with a traceback below it."""
     level = str(record.get("level") or record.get("levelname") or "info").upper()
     message = str(record.get("message") or record.get("msg") or "")
     trace = record.get("exc_info") or ""

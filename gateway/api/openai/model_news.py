@@ -8,31 +8,19 @@ Source: "GET /models/sse" in tools/server/README.md of llama.cpp.
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.http.diagnostics import answer_headers, request_log_of
-from gateway.api.http.streaming import EventStream, chunk_writer_of, data, written
-from gateway.api.intake.disconnect import ClientGone, until_disconnect
+from gateway.api.http.listeners import Listeners
+from gateway.api.http.streaming import data
 from gateway.api.openai.models import Models
 from gateway.api.operations.health import SharedQuery
-from gateway.back_pressure import too_many_listeners, too_many_listeners_of_key
 from gateway.call import Principal
 from gateway.registry.model_states import ModelStates
-from workers.process.ticks import wait_tick
 from workers.protocol.residency import TOLD_EVERY_S
-
-MOST_LISTENERS, MOST_PER_KEY = 64, 8
-LIFE_S = 3600.0
-WRITE_S = 10.0
-"""Seconds that a client has to read what was sent, while its buffers are full."""
 
 Statuses = Mapping[str, Mapping[str, Any]]
 
@@ -58,47 +46,17 @@ class ModelNews:
         """`is_leaving` returns whether this gateway drains or stops, which ends all streams."""
         self._models = models
         self._states = states
-        self._is_leaving = is_leaving
-        self._ping_interval_s = ping_interval_s
+        self._listeners = Listeners(is_leaving, ping_interval_s, TOLD_EVERY_S)
         self._coming = SharedQuery(models.coming, TOLD_EVERY_S)
-        self._per_key: Counter[str] = Counter()
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client leaves. Raises TooManyRequests, TooManyConnections."""
-        request_log = request_log_of(scope)
-        with self._counted(principal.key_id), self._states.watched():
-            stream = EventStream(send, lambda: answer_headers(request_log), chunk=chunk_writer_of(scope))
-            async with until_disconnect(receive):
-                request_log.status, request_log.outcome = 200, "ok"
-                await stream.start()
-                await stream.pinged(self._write(principal, stream), self._ping_interval_s)
-                await stream.end(b"")
-
-    async def _write(self, principal: Principal, stream: EventStream) -> None:
         told: Statuses = {}
-        until = time.monotonic() + LIFE_S
-        while time.monotonic() < until and not self._is_leaving():
-            now = self._models.statuses(principal, await self._coming.ask())
-            if events := b"".join(data(_encode(event)) for event in events_of(told, now)):
-                try:
-                    async with asyncio.timeout(WRITE_S):
-                        await written(stream.write(events))
-                except TimeoutError:
-                    raise ClientGone from None
-            told = now
-            await wait_tick(TOLD_EVERY_S)
 
-    @contextmanager
-    def _counted(self, key: str) -> Iterator[None]:
-        """Count a listener while the block lasts."""
-        if self._per_key[key] >= MOST_PER_KEY:
-            raise too_many_listeners_of_key(MOST_PER_KEY)
-        if self._per_key.total() >= MOST_LISTENERS:
-            raise too_many_listeners(MOST_LISTENERS)
-        self._per_key[key] += 1
-        try:
-            yield
-        finally:
-            self._per_key[key] -= 1
-            if not self._per_key[key]:
-                del self._per_key[key]
+        async def next_events() -> bytes:
+            nonlocal told
+            before, told = told, self._models.statuses(principal, await self._coming.ask())
+            return b"".join(data(_encode(event)) for event in events_of(before, told))
+
+        with self._states.watched():
+            await self._listeners.serve(principal, scope, receive, send, next_events)

@@ -17,7 +17,7 @@ from gateway.call import Principal
 from gateway.catalog.live import LiveCatalog
 from gateway.catalog.names import ModelNames
 from gateway.registry.desired_models import DesiredModels
-from gateway.registry.model_states import ModelStates
+from gateway.registry.model_states import ModelStates, effective
 from gateway.registry.snapshot import FleetView
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
 from workers.protocol.residency import ModelState
@@ -28,7 +28,6 @@ OUTPUT: dict[WorkerKind, str] = {"generate": "text", "embed": "embeddings", "ran
 
 STAGE = "text_model"
 """The only stage of loading whose progress supervisors tell, by llama-server's name for it."""
-LOADED, LOADING, UNLOADED = (ModelState(status=status) for status in ("loaded", "loading", "unloaded"))
 
 
 class Models:
@@ -75,12 +74,8 @@ class Models:
         return await self._desired.coming(sorted(model for model in models if not workers.get(model)))
 
     def _state(self, model: str, coming: frozenset[str]) -> ModelState:
-        if self._fleet.snapshot.workers.get(model):
-            return LOADED
-        state = self._states.of(model)
-        if state is None:
-            return LOADING if model in coming else UNLOADED
-        return LOADING if state.status == "loaded" else state  # its worker is not known here yet
+        has_workers = bool(self._fleet.snapshot.workers.get(model))
+        return effective(self._states.of(model), has_workers=has_workers, is_coming=model in coming)
 
     def _permitted(self, principal: Principal) -> dict[str, str]:
         snapshot = self._fleet.snapshot

@@ -28,6 +28,7 @@ from gateway.commands.accounts import changes, limits, login, prices, records, u
 from gateway.commands.accounts.api import AdminApi, told
 from gateway.commands.accounts.kinds import ALIAS, KEY, ORGANISATION, TEAM, USER
 from gateway.commands.accounts.parser import DEFAULTS, SETTINGS, Call, Parser, Result, Unusable
+from gateway.commands.fleet import command as fleet
 from gateway.commands.logins import LoginsUnreadable
 from gateway.commands.target import Access, find
 from gateway.settings import GatewaySettings
@@ -55,6 +56,10 @@ COMMANDS: Mapping[str, Add] = {
     "prices": prices.add_commands,
     "audit": changes.add_audit,
     "apply": changes.add_apply,
+    "status": fleet.add_status,
+    "ps": fleet.add_ps,
+    "top": fleet.add_top,
+    "stop": fleet.add_stop,
     "login": login.add_login,
     "logout": login.add_logout,
 }

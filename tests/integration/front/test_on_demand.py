@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.api.openai.model_news import MOST_PER_KEY
+from gateway.api.http.listeners import MOST_PER_KEY
 from tests.support.caller import Caller, calling
 from tests.support.fake_supervisor import FakeSupervisor
 from tests.support.stack import Stack

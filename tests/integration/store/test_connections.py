@@ -6,9 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
+import uvloop
 from redis.exceptions import RedisError
 
 from tests.support.redis_fleet import ClusterFleet
@@ -95,3 +97,18 @@ async def test_a_wave_on_a_cluster_waits_as_well() -> None:
         async with connect(fleet.url, timeout_s=TIMEOUT_S, retries=0) as client:
             await client.set("a", "b")
             assert await asyncio.gather(*(client.get("a") for _ in range(WAVE))) == [b"b"] * WAVE
+
+
+def test_a_connection_that_closes_as_it_is_written_to_counts_as_redis_away(server: RedisServer) -> None:
+    """uvloop raises a RuntimeError then, which ended a gateway when its Redis was killed."""
+
+    async def look() -> None:
+        async with connect(server.url, timeout_s=TIMEOUT_S, retries=0) as link:
+            connection: Any = await link.connection_pool.get_connection()  # type: ignore[no-untyped-call]
+            connection._writer.transport.abort()
+            with pytest.raises(redis.exceptions.ConnectionError, match="was closed as it was written to"):
+                await connection.send_command("PING")
+            await link.connection_pool.release(connection)
+            assert await link.ping()
+
+    uvloop.run(look())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.workers.residency.pictures import GIB, machine
@@ -50,6 +50,7 @@ def test_a_second_worker_goes_to_another_gpu() -> None:
         assert [share.device for share in shares] == [device]
 
 
+@example([6, 6, 6, 6], Need(5, bytes_per_gpu=4))
 @given(
     st.lists(st.integers(0, 40), max_size=8),
     st.builds(

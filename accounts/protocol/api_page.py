@@ -6,7 +6,6 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-TITLE = "Paddock's admin API"
 STYLE = """
 :root{color-scheme:light dark;font:15px/1.5 system-ui,sans-serif}
 body{max-width:62rem;margin:2rem auto;padding:0 1rem}
@@ -18,21 +17,19 @@ vertical-align:top}h2{margin-top:2rem}small{opacity:.7}
 """
 
 
-def page_of(document: Mapping[str, Any]) -> str:
-    """Return the document as a page that needs nothing else."""
+def page_of(document: Mapping[str, Any], about: str, address: str) -> str:
+    """Return an OpenAPI document as a page. `about`: HTML that says what holds for all routes; `address`: where the
+    document is."""
     groups: dict[str, list[str]] = {}
     schemas = document["components"]["schemas"]
     for path, methods in document["paths"].items():
         for method, told in methods.items():
             groups.setdefault(told["tags"][0], []).append(_section(path, method, told, schemas))
     sections = "".join(f"<h2>{html.escape(group)}</h2>{''.join(rows)}" for group, rows in groups.items())
-    about = (
-        "Send your key as <code>Authorization: Bearer</code>. Bodies and answers are JSON; a change takes the fields "
-        "to change (RFC 7396: null sets the default). <code>version</code> makes sure that nobody changed it meanwhile."
-    )
+    title = html.escape(document["info"]["title"])
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{TITLE}</title><style>{STYLE}</style>'
-        f'<h1>{TITLE}</h1><p>{about} As <a href="openapi.json">OpenAPI</a>.</p>{sections}</html>'
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+        f'<h1>{title}</h1><p>{about} As <a href="{address}">OpenAPI</a>.</p>{sections}</html>'
     )
 
 
@@ -43,7 +40,8 @@ def _section(path: str, method: str, told: Mapping[str, Any], schemas: Mapping[s
         rows = [(one["name"], one["in"], one.get("description", "")) for one in told["parameters"]]
         parts.append(_table(("parameter", "in", ""), rows))
     if body := told.get("requestBody"):
-        parts.append("<h4>Body</h4>" + _fields(body["content"]["application/json"]["schema"], schemas))
+        [content] = body["content"].values()
+        parts.append("<h4>Body</h4>" + _fields(content["schema"], schemas))
     for status, answered in told["responses"].items():
         if status != "default" and "content" in answered:
             parts.append("<h4>Answer</h4>" + _fields(answered["content"]["application/json"]["schema"], schemas))

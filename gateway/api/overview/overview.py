@@ -1,0 +1,190 @@
+"""Puts the overview of the fleet together, from what this gateway knows and from Redis. It is made anew at most every
+`FRESH_S`, however many people look.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import redis.asyncio
+
+from gateway import __version__
+from gateway.api.operations.health import SharedQuery
+from gateway.api.overview.rows import Circuit, GatewayRow, ModelRow, Overview, WorkerRow
+from gateway.catalog.live import LiveCatalog
+from gateway.errors import StoreUnavailable
+from gateway.registry.desired_models import DesiredModels
+from gateway.registry.model_states import ModelStates, effective
+from gateway.registry.snapshot import FleetSnapshot, FleetView
+from gateway.routing.retries import Circuits, CircuitStatus
+from gateway.store.outage import answered
+from gateway.store.queue_inspector import QueueInspector
+from workers.protocol import keys
+from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.residency import LIFE_S, GatewayDemand, ModelDemand, ModelState, decode_demand
+
+FRESH_S = 0.5
+SEEN_S = 3600.0
+"""Seconds for which a gateway that is gone is still listed."""
+
+
+class Overviews:
+    """Makes overviews of the fleet."""
+
+    def __init__(
+        self,
+        redis: redis.asyncio.Redis,
+        gateway_id: str,
+        catalog: LiveCatalog,
+        fleet: FleetView,
+        states: ModelStates,
+        desired: DesiredModels,
+        circuits: Circuits,
+        redis_up: Callable[[], bool],
+    ) -> None:
+        """`redis_up` returns whether Redis took what this gateway wrote last."""
+        self._redis = redis
+        self._queues = QueueInspector(redis)
+        self._gateway = gateway_id
+        self._catalog = catalog
+        self._fleet = fleet
+        self._states = states
+        self._desired = desired
+        self._circuits = circuits
+        self._redis_up = redis_up
+        self._shared = SharedQuery(self._look, FRESH_S)
+
+    async def look(self) -> Overview:
+        """Return the fleet as it is now, or was `FRESH_S` ago."""
+        return await self._shared.ask()
+
+    async def _look(self) -> Overview:
+        now, snapshot, names = time.time(), self._fleet.snapshot, self._catalog.names
+        models = sorted(names.models | snapshot.models)
+        coming = await self._desired.coming([model for model in models if not snapshot.of(model)])
+        demand, gateways = await self._read(now)
+        circuits = self._circuits.states(time.monotonic())
+        aliases = _aliases(self._catalog, snapshot)
+        return Overview(
+            at=round(now, 3),
+            version=__version__,
+            gateway=self._gateway,
+            redis_up=self._redis_up() and demand is not None,
+            gateways=gateways,
+            models={model: self._model(model, demand, coming, tuple(aliases[model])) for model in models},
+            workers={
+                beat.worker: worker_row(beat, circuits.get(beat.boot))
+                for beats in snapshot.workers.values()
+                for beat in beats
+            },
+            catalog_fault=self._catalog.fault,
+        )
+
+    async def _read(self, now: float) -> tuple[dict[str, ModelDemand] | None, dict[str, GatewayRow]]:
+        """Return model -> the calls of all gateways together, and the gateways; None and none: Redis does not answer.
+        `now`: Unix time."""
+        try:
+            told: Any = await answered(self._redis.hgetall(keys.DEMAND))
+            beats = await self._queues.gateways()
+        except StoreUnavailable:
+            return None, {}
+        gateways = {
+            gateway: GatewayRow(seen_s_ago=float(round(max(0.0, now - at))))
+            for gateway, at in sorted(beats.items())
+            if now - at < SEEN_S
+        }
+        return summed(_fresh(told.values(), now)), gateways
+
+    def _model(
+        self,
+        model: str,
+        demand: Mapping[str, ModelDemand] | None,
+        coming: frozenset[str],
+        aliases: tuple[str, ...],
+    ) -> ModelRow:
+        beats = self._fleet.snapshot.of(model)
+        serving = [beat for beat in beats if not beat.draining]
+        state = effective(self._states.of(model), has_workers=bool(beats), is_coming=model in coming)
+        told = None if demand is None else demand.get(model, ModelDemand())
+        return ModelRow(
+            kind=beats[0].kind if beats else "",
+            status=state.status,
+            is_on_demand=self._states.is_on_demand(model),
+            progress=state.progress,
+            why=_why(state),
+            retry_at=state.retry_at,
+            num_workers=len(beats),
+            slots=sum(beat.slots for beat in serving),
+            slots_busy=sum(beat.slots_busy for beat in serving),
+            waiting=None if told is None else told.num_waiting,
+            predicted_wait_s=0.0 if told is None else round(told.predicted_wait_s, 1),
+            aliases=aliases,
+        )
+
+
+def worker_row(beat: Heartbeat, circuit: CircuitStatus | None) -> WorkerRow:
+    """Return the row of a worker. `circuit`: None: it has not failed lately."""
+    state: Circuit = ""
+    if circuit is not None and circuit.state.value != "closed":
+        state = "open" if circuit.state.value == "open" else "half_open"
+    return WorkerRow(
+        model=beat.model,
+        address=beat.address,
+        started_at=round(beat.started_at, 3),
+        is_draining=beat.draining,
+        slots=beat.slots,
+        slots_busy=beat.load.slots_busy,
+        waiting=beat.load.waiting,
+        n_ctx=beat.n_ctx,
+        kv_tokens=beat.kv_tokens,
+        kv_tokens_used=beat.load.kv_tokens_used,
+        backlog_tokens=beat.load.backlog_tokens,
+        prefill_ms=round(beat.load.prefill_ms, 3),
+        decode_ms=round(beat.load.decode_ms, 2),
+        preempted=beat.load.preempted,
+        adapters=beat.adapters,
+        adapters_resident=beat.adapters_resident,
+        circuit=state,
+    )
+
+
+def summed(told: Iterable[GatewayDemand]) -> dict[str, ModelDemand]:
+    """Return model -> its calls at all gateways: numbers added up, the longest of the predicted waits."""
+    found: dict[str, ModelDemand] = {}
+    for one in told:
+        for model, demand in one.models.items():
+            known = found.get(model, ModelDemand())
+            found[model] = ModelDemand(
+                num_waiting=known.num_waiting + demand.num_waiting,
+                num_running=known.num_running + demand.num_running,
+                predicted_wait_s=max(known.predicted_wait_s, demand.predicted_wait_s),
+            )
+    return found
+
+
+def _fresh(values: Iterable[bytes], now: float) -> Iterator[GatewayDemand]:
+    """Yield what gateways told within LIFE_S; what can't be read is left out."""
+    for value in values:
+        try:
+            told = decode_demand(value)
+        except msgspec.MsgspecError:
+            continue
+        if abs(now - told.at) < LIFE_S:
+            yield told
+
+
+def _why(state: ModelState) -> str:
+    return state.why if state.status != "loaded" else ""
+
+
+def _aliases(catalog: LiveCatalog, snapshot: FleetSnapshot) -> dict[str, list[str]]:
+    """Return model -> its other names in the catalog; of a name with several models, the first one's."""
+    found = defaultdict[str, list[str]](list)
+    for name, model in catalog.names.all(snapshot.models, snapshot.adapters).items():
+        if name != model and name in catalog.names.aliases:
+            found[model].append(name)
+    return found

@@ -1,0 +1,1 @@
+"""The commands that show and change what runs: status, ps, top, logs, stop, run, pull."""

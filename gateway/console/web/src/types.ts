@@ -1,0 +1,127 @@
+// What the gateway answers: GET /ui/session, /admin/fleet, /admin/events, /v1/models and the admin API.
+
+export interface Session {
+  user: string;
+  team: string;
+  role: "admin" | "manager" | "user";
+  has_accounts: boolean;
+  links: Record<string, string>;
+}
+
+export interface ModelRow {
+  kind: string;
+  status: "unloaded" | "loading" | "loaded" | "failed" | "sleeping";
+  is_on_demand: boolean;
+  progress: number | null;
+  why: string;
+  retry_at: number;
+  num_workers: number;
+  slots: number;
+  slots_busy: number;
+  waiting: number | null;
+  predicted_wait_s: number;
+  aliases: string[];
+}
+
+export interface WorkerRow {
+  model: string;
+  address: string;
+  started_at: number;
+  is_draining: boolean;
+  slots: number;
+  slots_busy: number;
+  waiting: number;
+  n_ctx: number;
+  kv_tokens: number;
+  kv_tokens_used: number;
+  backlog_tokens: number;
+  prefill_ms: number;
+  decode_ms: number;
+  preempted: number;
+  adapters: string[];
+  adapters_resident: string[];
+  circuit: "" | "open" | "half_open";
+}
+
+export interface SlotRow {
+  is_busy: boolean;
+  team: string;
+  request_id: string;
+  prompt_tokens: number;
+  answer_tokens: number;
+  max_tokens: number;
+}
+
+export interface Overview {
+  at: number;
+  version: string;
+  gateway: string;
+  redis_up: boolean;
+  catalog_fault: string;
+  gateways: Record<string, { seen_s_ago: number }>;
+  models: Record<string, ModelRow>;
+  workers: Record<string, WorkerRow>;
+}
+
+export interface Changes {
+  at: number;
+  redis_up?: boolean;
+  catalog_fault?: string;
+  gateways?: Record<string, { seen_s_ago: number } | null>;
+  models?: Record<string, ModelRow | null>;
+  workers?: Record<string, WorkerRow | null>;
+}
+
+export type Slots = Record<string, SlotRow[]>;
+
+export interface ModelCard {
+  id: string;
+  aliases?: string[];
+  tags?: string[];
+  parent?: string;
+  architecture: { input_modalities: string[]; output_modalities: string[] };
+  status: { value: string; failed?: boolean; reason?: string };
+  meta?: { n_ctx: number; n_ctx_train: number; n_params: number; size: number; n_vocab: number };
+  workers?: number;
+}
+
+export interface ApiKey {
+  name: string;
+  team: string;
+  user: string | null;
+  role: string;
+  blocked: boolean;
+  expires_at: number | null;
+  last_used_at: number | null;
+  created_at: number;
+  aliases: string[] | null;
+}
+
+export interface UsageSum {
+  num_calls: number;
+  num_failed: number;
+  prompt_tokens: number;
+  cached_tokens: number;
+  completion_tokens: number;
+  cost: number;
+  [group: string]: number | string;
+}
+
+export interface Budget {
+  kind: string;
+  name: string;
+  period: string;
+  amount: number;
+  spent: number;
+  left: number;
+}
+
+export interface AuditEntry {
+  number: number;
+  at: number;
+  actor: string;
+  action: string;
+  kind: string;
+  subject: string;
+  team: string;
+}

@@ -1,0 +1,263 @@
+import { useEffect, useState } from "preact/hooks";
+import { post } from "../api";
+import { sum, type FleetFeed, type FleetState } from "../fleet";
+import { number, perSecond, span } from "../format";
+import { Plot } from "../plot";
+import { text } from "../strings";
+import type { ModelRow, SlotRow, WorkerRow } from "../types";
+import { Badge, Bar, Confirm, Table, type Column } from "../ui";
+
+type Model = { name: string; row: ModelRow };
+type Worker = { id: string; row: WorkerRow };
+type Asked = { action: "load" | "unload"; model: Model };
+
+export function Fleet(props: { feed: FleetFeed; state: FleetState }) {
+  const { feed, state } = props;
+  const [filter, setFilter] = useState("");
+  const [opened, setOpened] = useState<string | null>(null);
+  const [asked, setAsked] = useState<Asked | null>(null);
+  const overview = state.overview;
+  const openedModel = opened && overview?.workers[opened]?.model;
+  useEffect(() => feed.watch(openedModel ? [openedModel] : []), [openedModel]);
+  if (!overview) return <p class="quiet">{text.loading}</p>;
+  const wanted = (name: string) => name.toLowerCase().includes(filter.toLowerCase());
+  const models = entries(overview.models).filter((model) => wanted(model.name));
+  const workers = Object.entries(overview.workers)
+    .map(([id, row]) => ({ id, row }))
+    .filter((worker) => !filter || wanted(worker.id) || wanted(worker.row.model))
+    .sort((one, other) => compare(one.row.model, other.row.model) || compare(one.id, other.id));
+  return (
+    <>
+      <Summary state={state} />
+      <input
+        type="search"
+        aria-label={text.fleet.filter}
+        placeholder={text.fleet.filter}
+        value={filter}
+        onInput={(event) => setFilter(event.currentTarget.value)}
+      />
+      <h2>{text.fleet.models}</h2>
+      <Table label={text.fleet.models} columns={modelColumns(setAsked)} rows={models} id={(model) => model.name} />
+      <h2>{text.fleet.workers}</h2>
+      {workers.length ? (
+        <Workers workers={workers} state={state} opened={opened} open={setOpened} />
+      ) : (
+        <p class="quiet">{text.fleet.empty}</p>
+      )}
+      {asked && (
+        <Confirm
+          heading={`${asked.action === "load" ? text.fleet.load : text.fleet.unload} ${asked.model.name}`}
+          about={
+            asked.action === "load"
+              ? text.fleet.confirmLoad(asked.model.name)
+              : text.fleet.confirmUnload(asked.model.name, asked.model.row.slots_busy, asked.model.row.waiting ?? 0)
+          }
+          action={asked.action === "load" ? text.fleet.load : text.fleet.unload}
+          run={() => post(`/models/${asked.action}`, { model: asked.model.name })}
+          onClose={() => setAsked(null)}
+        />
+      )}
+    </>
+  );
+}
+
+export function entries(models: Record<string, ModelRow>): Model[] {
+  return Object.entries(models)
+    .map(([name, row]) => ({ name, row }))
+    .sort((one, other) => compare(one.name, other.name));
+}
+
+/** Compare two names by their code units: for thousands of them, an order by language takes too long. */
+function compare(one: string, other: string): number {
+  return one < other ? -1 : one > other ? 1 : 0;
+}
+
+function Summary({ state }: { state: FleetState }) {
+  const overview = state.overview!;
+  const workers = Object.values(overview.workers);
+  const times = state.history.map((sample) => sample.at);
+  return (
+    <section class="summary" aria-label={text.tabs.fleet}>
+      <div class="card">
+        <p class="quiet">
+          {text.fleet.summary(
+            Object.keys(overview.gateways).length,
+            Object.keys(overview.models).length,
+            workers.length,
+          )}
+        </p>
+        <Total label={text.fleet.slotsInUse} part={sum(workers.map((worker) => worker.slots_busy))} whole={sum(workers.map((worker) => worker.slots))} />
+        <Total label={text.fleet.kvInUse} part={sum(workers.map((worker) => worker.kv_tokens_used))} whole={sum(workers.map((worker) => worker.kv_tokens))} />
+      </div>
+      <div class="card">
+        <Plot
+          label={`${text.fleet.slotsInUse}, ${text.fleet.waiting.toLowerCase()}`}
+          times={times}
+          series={[
+            { label: text.fleet.slotsInUse, values: state.history.map((sample) => sample.busy) },
+            { label: text.fleet.waiting, values: state.history.map((sample) => sample.waiting) },
+          ]}
+        />
+      </div>
+    </section>
+  );
+}
+
+function Total(props: { label: string; part: number; whole: number }) {
+  const told = `${number(props.part)} of ${number(props.whole)}`;
+  return (
+    <p class="total">
+      <strong>{told}</strong> <span class="quiet">{props.label}</span>
+      <Bar share={props.whole ? props.part / props.whole : 0} label={`${props.label}: ${told}`} />
+    </p>
+  );
+}
+
+export function ModelState({ row }: { row: ModelRow }) {
+  switch (row.status) {
+    case "loaded":
+      return <Badge kind="good">loaded</Badge>;
+    case "loading":
+      return <Badge kind="busy">loading{row.progress === null ? "" : ` ${Math.round(100 * row.progress)} %`}</Badge>;
+    case "failed":
+      return <Badge kind="bad">failed</Badge>;
+    default:
+      return <Badge kind="quiet">{row.is_on_demand ? "on demand" : row.status}</Badge>;
+  }
+}
+
+function modelColumns(ask: (asked: Asked) => void): Column<Model>[] {
+  return [
+    { title: text.fleet.model, cell: (model) => model.name },
+    {
+      title: text.fleet.state,
+      cell: ({ row }) => (
+        <>
+          <ModelState row={row} /> {row.status !== "loaded" && row.why && <small>{row.why}</small>}
+        </>
+      ),
+    },
+    { title: text.fleet.workers, cell: ({ row }) => row.num_workers || "", isNumber: true },
+    { title: text.fleet.slots, cell: ({ row }) => (row.slots ? `${row.slots_busy} of ${row.slots}` : "") },
+    {
+      title: text.fleet.waitingCalls,
+      cell: ({ row }) =>
+        row.waiting === null
+          ? "?"
+          : row.waiting
+            ? `${row.waiting}${row.predicted_wait_s ? ` (${span(row.predicted_wait_s)})` : ""}`
+            : "",
+    },
+    { title: text.fleet.also, cell: ({ row }) => row.aliases.join(", ") },
+    {
+      title: "",
+      cell: (model) =>
+        model.row.status === "loaded" || model.row.status === "loading" ? (
+          <button type="button" aria-label={`${text.fleet.unload} ${model.name}`} onClick={() => ask({ action: "unload", model })}>
+            {text.fleet.unload}
+          </button>
+        ) : (
+          <button type="button" aria-label={`${text.fleet.load} ${model.name}`} onClick={() => ask({ action: "load", model })}>
+            {text.fleet.load}
+          </button>
+        ),
+    },
+  ];
+}
+
+function Workers(props: { workers: Worker[]; state: FleetState; opened: string | null; open: (id: string | null) => void }) {
+  const now = props.state.overview!.at;
+  const columns: Column<Worker>[] = [
+    {
+      title: text.fleet.worker,
+      cell: ({ id }) => {
+        const isOpen = props.opened === id;
+        return (
+          <button
+            type="button"
+            class="link"
+            aria-expanded={isOpen}
+            title={isOpen ? text.fleet.hideSlots : text.fleet.showSlots}
+            onClick={() => props.open(isOpen ? null : id)}
+          >
+            {id}
+          </button>
+        );
+      },
+    },
+    { title: text.fleet.model, cell: ({ row }) => row.model },
+    { title: text.fleet.state, cell: ({ row }) => <WorkerState row={row} /> },
+    { title: text.fleet.slots, cell: (worker) => <Cells worker={worker} /> },
+    { title: text.fleet.kv, cell: ({ row }) => <Kv row={row} /> },
+    { title: text.fleet.reads, cell: ({ row }) => perSecond(row.prefill_ms), isNumber: true },
+    { title: text.fleet.writes, cell: ({ row }) => perSecond(row.decode_ms), isNumber: true },
+    { title: text.fleet.adapters, cell: ({ row }) => row.adapters_resident.join(", ") },
+    { title: text.fleet.up, cell: ({ row }) => span(now - row.started_at), isNumber: true },
+  ];
+  const slots = props.opened === null ? undefined : props.state.slots[props.opened];
+  return (
+    <>
+      <Table label={text.fleet.workers} columns={columns} rows={props.workers} id={(worker) => worker.id} />
+      {props.opened !== null && slots && <SlotCards worker={props.opened} slots={slots} state={props.state} />}
+    </>
+  );
+}
+
+function WorkerState({ row }: { row: WorkerRow }) {
+  if (row.is_draining) return <Badge kind="busy">draining</Badge>;
+  if (row.circuit) return <Badge kind="bad">{row.circuit === "open" ? "fails" : "on trial"}</Badge>;
+  return <Badge kind="good">serving</Badge>;
+}
+
+/** A cell for each slot; of many, a bar. */
+function Cells({ worker: { row } }: { worker: Worker }) {
+  const told = `${row.slots_busy} of ${row.slots}${row.waiting ? `, ${row.waiting} queued` : ""}`;
+  if (row.slots > 32) return <Bar share={row.slots_busy / row.slots} label={told} />;
+  return (
+    <span class="cells" role="img" aria-label={told} title={told}>
+      {Array.from({ length: row.slots }, (_, place) => (
+        <i key={place} class={place < row.slots_busy ? "on" : ""} />
+      ))}
+    </span>
+  );
+}
+
+function Kv({ row }: { row: WorkerRow }) {
+  const told = `${number(row.kv_tokens_used)} of ${number(row.kv_tokens)} cells`;
+  return <Bar share={row.kv_tokens ? row.kv_tokens_used / row.kv_tokens : 0} label={told} />;
+}
+
+function SlotCards(props: { worker: string; slots: SlotRow[]; state: FleetState }) {
+  const earlier = props.state.earlier[props.worker] ?? [];
+  const seconds = props.state.slotsAt - props.state.earlierAt;
+  return (
+    <section aria-label={`${text.fleet.slots}: ${props.worker}`} class="cards">
+      {props.slots.map((slot, place) => (
+        <div class="card slot" key={place}>
+          <strong>{place}</strong>{" "}
+          {slot.is_busy ? (
+            <>
+              <Badge kind="busy">{slot.team}</Badge>
+              <p class="id">{slot.request_id}</p>
+              <p>
+                {number(slot.prompt_tokens)} {text.fleet.prompt}, {number(slot.answer_tokens)}
+                {slot.max_tokens > 0 && ` of ${number(slot.max_tokens)}`} {text.fleet.answer}
+                {speed(slot, earlier[place], seconds)}
+              </p>
+            </>
+          ) : (
+            <span class="quiet">
+              {text.fleet.idle}
+              {slot.prompt_tokens > 0 && `, ${number(slot.prompt_tokens)} tokens kept for ${slot.team}`}
+            </span>
+          )}
+        </div>
+      ))}
+    </section>
+  );
+}
+
+function speed(now: SlotRow, before: SlotRow | undefined, seconds: number): string {
+  if (!before || before.request_id !== now.request_id || seconds <= 0) return "";
+  return `, ${number((now.answer_tokens - before.answer_tokens) / seconds)} t/s`;
+}

@@ -1,0 +1,78 @@
+import { useState } from "preact/hooks";
+import { get, post } from "../api";
+import { bytes, number } from "../format";
+import { text } from "../strings";
+import type { ModelCard, Session } from "../types";
+import { Badge, Problem, Table, useLoaded, type Column } from "../ui";
+
+interface CatalogAnswer {
+  file: string | null;
+  fault: string | null;
+}
+
+const COLUMNS: Column<ModelCard>[] = [
+  {
+    title: text.fleet.model,
+    cell: (card) => (
+      <>
+        {card.id} {card.parent && <small>{text.models.adapter(card.parent)}</small>}
+      </>
+    ),
+  },
+  {
+    title: text.fleet.state,
+    cell: (card) => (
+      <Badge kind={card.status.failed ? "bad" : card.status.value === "loaded" ? "good" : "quiet"}>
+        {card.status.failed ? "failed" : card.status.value}
+      </Badge>
+    ),
+  },
+  { title: text.models.context, cell: (card) => (card.meta ? number(card.meta.n_ctx) : ""), isNumber: true },
+  { title: text.models.parameters, cell: (card) => (card.meta ? number(card.meta.n_params) : ""), isNumber: true },
+  { title: text.models.size, cell: (card) => (card.meta ? bytes(card.meta.size) : ""), isNumber: true },
+  { title: text.models.takes, cell: (card) => card.architecture.input_modalities.join(", ") },
+  { title: text.models.gives, cell: (card) => card.architecture.output_modalities.join(", ") },
+  { title: text.fleet.also, cell: (card) => (card.aliases ?? []).filter((name) => name !== card.id).join(", ") },
+  { title: text.models.workers, cell: (card) => card.workers ?? "", isNumber: true },
+];
+
+export function Models({ session }: { session: Session }) {
+  const cards = useLoaded(() => get<{ data: ModelCard[] }>("/models"), []);
+  return (
+    <>
+      {session.role === "admin" && <Catalog reloaded={cards.again} />}
+      <Problem error={cards.error} again={cards.again} />
+      {cards.value && <Table label={text.tabs.models} rows={cards.value.data} columns={COLUMNS} id={(card) => card.id} />}
+    </>
+  );
+}
+
+function Catalog({ reloaded }: { reloaded: () => void }) {
+  const catalog = useLoaded(() => get<CatalogAnswer>("/admin/catalog"), []);
+  const [error, setError] = useState<unknown>(null);
+  const [isDone, setDone] = useState(false);
+  if (!catalog.value) return <Problem error={catalog.error} />;
+  const reload = () => {
+    setError(null);
+    post("/admin/catalog/reload").then(() => {
+      setDone(true);
+      catalog.again();
+      reloaded();
+    }, setError);
+  };
+  return (
+    <section class="card">
+      <p>{text.models.file(catalog.value.file)}</p>
+      <Problem error={catalog.value.fault} />
+      <Problem error={error} />
+      {catalog.value.file !== null && (
+        <p>
+          <button type="button" onClick={reload}>
+            {text.models.reload}
+          </button>{" "}
+          <span role="status">{isDone && !error ? text.models.reloaded : ""}</span>
+        </p>
+      )}
+    </section>
+  );
+}

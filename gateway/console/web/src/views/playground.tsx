@@ -1,0 +1,386 @@
+import { useEffect, useRef, useState } from "preact/hooks";
+import { get, stream } from "../api";
+import { languages, snippet, type Language } from "../snippets";
+import { text } from "../strings";
+import type { ModelCard } from "../types";
+import { Dialog, Field, Problem, useLoaded } from "../ui";
+
+type Part = { type: "text"; text: string } | { type: "image_url"; image_url: { url: string } };
+interface Turn {
+  role: "user" | "assistant";
+  content: string | Part[];
+  thoughts?: string;
+  calls?: string;
+  told?: string;
+}
+
+interface Chunk {
+  choices: {
+    delta: {
+      content?: string | null;
+      reasoning_content?: string | null;
+      tool_calls?: { index: number; function?: { name?: string; arguments?: string } }[];
+    };
+  }[];
+  usage?: { prompt_tokens: number; completion_tokens: number; prompt_tokens_details?: { cached_tokens?: number } };
+}
+
+const SAMPLERS = [
+  ["temperature", 0, 100],
+  ["top_p", 0, 1],
+  ["top_k", -1, 100000],
+  ["min_p", 0, 1],
+  ["repeat_penalty", 0.01, 10],
+  ["presence_penalty", -2, 2],
+  ["frequency_penalty", -2, 2],
+  ["seed", -1, 4294967295],
+  ["max_tokens", -1, 1000000],
+] as const;
+
+const KEPT = "paddock-playground";
+const MOST_TURNS = 200;
+
+interface Settings {
+  model: string;
+  other: string;
+  system: string;
+  tools: string;
+  format: string;
+  samplers: Record<string, string>;
+}
+
+interface Kept {
+  settings: Settings;
+  turns: Record<string, Turn[]>;
+}
+
+const EMPTY: Kept = {
+  settings: { model: "", other: "", system: "", tools: "", format: "", samplers: {} },
+  turns: { one: [], other: [] },
+};
+
+function kept(): Kept {
+  try {
+    return { ...EMPTY, ...JSON.parse(localStorage.getItem(KEPT) ?? "{}") };
+  } catch {
+    return EMPTY;
+  }
+}
+
+function keep(value: Kept): void {
+  try {
+    localStorage.setItem(KEPT, JSON.stringify(value));
+  } catch {
+    // too large, or not allowed: it lasts until the page is closed
+  }
+}
+
+export function Playground() {
+  const cards = useLoaded(() => get<{ data: ModelCard[] }>("/v1/models"), []);
+  const [state, setState] = useState<Kept>(kept);
+  const [message, setMessage] = useState("");
+  const [pictures, setPictures] = useState<string[]>([]);
+  const [running, setRunning] = useState<AbortController | null>(null);
+  const [error, setError] = useState<unknown>(null);
+  const [isShowingCode, setShowingCode] = useState(false);
+  useEffect(() => keep(state), [state]);
+  const talking = (cards.value?.data ?? []).filter((card) => card.architecture.output_modalities.includes("text"));
+  const settings = state.settings;
+  const model = settings.model || talking.find((card) => card.status.value === "loaded")?.id || talking[0]?.id || "";
+  const seesPictures = talking.find((card) => card.id === model)?.architecture.input_modalities.includes("image");
+  const change = (part: Partial<Settings>) => setState((now) => ({ ...now, settings: { ...now.settings, ...part } }));
+
+  const send = async (event: Event) => {
+    event.preventDefault();
+    if (!message.trim() || running) return;
+    const content: string | Part[] = pictures.length
+      ? [...pictures.map((url): Part => ({ type: "image_url", image_url: { url } })), { type: "text", text: message }]
+      : message;
+    let extra: Record<string, unknown>;
+    try {
+      extra = parameters(settings);
+    } catch (problem) {
+      setError(problem);
+      return;
+    }
+    const abort = new AbortController();
+    setRunning(abort);
+    setError(null);
+    setMessage("");
+    setPictures([]);
+    const places = settings.other ? (["one", "other"] as const) : (["one"] as const);
+    const names = { one: model, other: settings.other };
+    const results = await Promise.allSettled(
+      places.map((place) => answer(place, names[place], content, settings.system, extra, state.turns[place] ?? [], abort, setState)),
+    );
+    const failed = results.find((result) => result.status === "rejected");
+    if (failed && !abort.signal.aborted) setError(failed.reason);
+    setRunning(null);
+  };
+
+  const attach = (event: Event) => {
+    const input = event.currentTarget as HTMLInputElement;
+    for (const file of input.files ?? []) {
+      const reader = new FileReader();
+      reader.onload = () => setPictures((now) => [...now, String(reader.result)]);
+      reader.readAsDataURL(file);
+    }
+    input.value = "";
+  };
+
+  return (
+    <div class="playground">
+      <aside class="card">
+        <ModelChoice label={text.playground.model} cards={talking} value={model} choose={(name) => change({ model: name })} />
+        <ModelChoice
+          label={text.playground.compare}
+          cards={talking}
+          value={settings.other}
+          choose={(name) => change({ other: name })}
+          none={text.playground.nobody}
+        />
+        <Field label={text.playground.system}>
+          <textarea rows={3} value={settings.system} onInput={(event) => change({ system: event.currentTarget.value })} />
+        </Field>
+        <details>
+          <summary>{text.playground.parameters}</summary>
+          {SAMPLERS.map(([name, least, most]) => (
+            <Field key={name} label={name}>
+              <input
+                type="number"
+                step="any"
+                min={least}
+                max={most}
+                placeholder={text.playground.default}
+                value={settings.samplers[name] ?? ""}
+                onInput={(event) => change({ samplers: { ...settings.samplers, [name]: event.currentTarget.value } })}
+              />
+            </Field>
+          ))}
+          <Field label={text.playground.tools}>
+            <textarea rows={4} spellcheck={false} value={settings.tools} onInput={(event) => change({ tools: event.currentTarget.value })} />
+          </Field>
+          <Field label={text.playground.responseFormat}>
+            <textarea rows={4} spellcheck={false} value={settings.format} onInput={(event) => change({ format: event.currentTarget.value })} />
+          </Field>
+        </details>
+        <div class="row">
+          <button type="button" onClick={() => setShowingCode(true)}>
+            {text.playground.code}
+          </button>
+          <button type="button" onClick={() => setState((now) => ({ ...now, turns: EMPTY.turns }))}>
+            {text.playground.clear}
+          </button>
+        </div>
+        <p class="quiet">{text.playground.empty}</p>
+      </aside>
+      <section>
+        <div class="talks">
+          <Talk name={model} turns={state.turns.one ?? []} />
+          {settings.other && <Talk name={settings.other} turns={state.turns.other ?? []} />}
+        </div>
+        <Problem error={error ?? cards.error} />
+        <form class="say" onSubmit={send}>
+          {pictures.map((picture) => (
+            <img key={picture} src={picture} alt={text.playground.image} />
+          ))}
+          <textarea
+            aria-label={text.playground.message}
+            placeholder={text.playground.message}
+            rows={3}
+            value={message}
+            onInput={(event) => setMessage(event.currentTarget.value)}
+            onKeyDown={(event) => {
+              if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+            }}
+          />
+          <div class="row end">
+            {seesPictures && (
+              <label class="button">
+                {text.playground.attach}
+                <input class="unseen" type="file" accept="image/*" multiple onChange={attach} />
+              </label>
+            )}
+            {running ? (
+              <button type="button" onClick={() => running.abort()}>
+                {text.playground.stop}
+              </button>
+            ) : (
+              <button type="submit" class="main">
+                {text.playground.send}
+              </button>
+            )}
+          </div>
+        </form>
+      </section>
+      {isShowingCode && <Code body={request(model, settings, state.turns.one ?? [], message)} onClose={() => setShowingCode(false)} />}
+    </div>
+  );
+}
+
+function ModelChoice(props: { label: string; cards: ModelCard[]; value: string; choose: (name: string) => void; none?: string }) {
+  return (
+    <Field label={props.label}>
+      <select value={props.value} onChange={(event) => props.choose(event.currentTarget.value)}>
+        {props.none !== undefined && <option value="">{props.none}</option>}
+        {props.cards.map((card) => (
+          <option key={card.id} value={card.id}>
+            {card.id}
+          </option>
+        ))}
+      </select>
+    </Field>
+  );
+}
+
+/** Return the parameters of a call beside its messages. Throws an Error for fields that are no JSON. */
+function parameters(settings: Settings): Record<string, unknown> {
+  const found: Record<string, unknown> = {};
+  for (const [name, value] of Object.entries(settings.samplers)) if (value !== "") found[name] = Number(value);
+  for (const [field, name] of [["tools", "tools"], ["format", "response_format"]] as const) {
+    if (!settings[field].trim()) continue;
+    try {
+      found[name] = JSON.parse(settings[field]);
+    } catch {
+      throw new Error(text.playground.badJson(field === "tools" ? text.playground.tools : text.playground.responseFormat));
+    }
+  }
+  return found;
+}
+
+function messages(system: string, turns: Turn[]) {
+  const told = turns.map(({ role, content }) => ({ role, content }));
+  return system.trim() ? [{ role: "system", content: system }, ...told] : told;
+}
+
+function request(model: string, settings: Settings, turns: Turn[], message: string): Record<string, unknown> {
+  const next: Turn[] = message.trim() ? [...turns, { role: "user", content: message }] : turns;
+  let extra: Record<string, unknown> = {};
+  try {
+    extra = parameters(settings);
+  } catch {
+    // the code is shown without them
+  }
+  return { model, messages: messages(settings.system, next), ...extra };
+}
+
+async function answer(
+  place: "one" | "other",
+  model: string,
+  content: string | Part[],
+  system: string,
+  extra: Record<string, unknown>,
+  before: Turn[],
+  abort: AbortController,
+  setState: (change: (now: Kept) => Kept) => void,
+): Promise<void> {
+  const asked: Turn[] = [...before, { role: "user" as const, content }].slice(-MOST_TURNS);
+  const turn: Turn = { role: "assistant", content: "" };
+  const show = () =>
+    setState((now) => ({ ...now, turns: { ...now.turns, [place]: [...asked, { ...turn }] } }));
+  const body = { model, messages: messages(system, asked), ...extra, stream: true, stream_options: { include_usage: true } };
+  const began = performance.now();
+  let firstAt = 0;
+  let drawn = 0;
+  const calls: { name: string; arguments: string }[] = [];
+  show();
+  try {
+    for await (const chunk of stream<Chunk>("/v1/chat/completions", body, abort.signal)) {
+      const delta = chunk.choices[0]?.delta;
+      if (delta?.content || delta?.reasoning_content || delta?.tool_calls) firstAt ||= performance.now();
+      if (delta?.content) turn.content += delta.content;
+      if (delta?.reasoning_content) turn.thoughts = (turn.thoughts ?? "") + delta.reasoning_content;
+      for (const call of delta?.tool_calls ?? []) {
+        const known = (calls[call.index] ??= { name: "", arguments: "" });
+        known.name += call.function?.name ?? "";
+        known.arguments += call.function?.arguments ?? "";
+        turn.calls = calls.map((one) => `${one.name}(${one.arguments})`).join("\n");
+      }
+      if (chunk.usage) {
+        const { prompt_tokens, completion_tokens, prompt_tokens_details } = chunk.usage;
+        const seconds = Math.max(0.001, (performance.now() - firstAt) / 1000);
+        const cached = prompt_tokens_details?.cached_tokens ?? 0;
+        turn.told = text.playground.timings(prompt_tokens, cached, completion_tokens, firstAt - began, completion_tokens / seconds);
+      }
+      if (performance.now() - drawn > 40) {
+        drawn = performance.now();
+        show();
+      }
+    }
+  } finally {
+    show();
+  }
+}
+
+function Talk({ name, turns }: { name: string; turns: Turn[] }) {
+  const end = useRef<HTMLDivElement>(null);
+  useEffect(() => end.current?.scrollIntoView({ block: "nearest" }), [turns]);
+  return (
+    <section class="talk" aria-label={name} aria-live="polite">
+      <h2>{name}</h2>
+      {turns.map((turn, place) => (
+        <article key={place} class={turn.role}>
+          <h3>{turn.role === "user" ? text.playground.you : name}</h3>
+          {turn.thoughts && (
+            <details>
+              <summary>{text.playground.thoughts}</summary>
+              <p class="said">{turn.thoughts}</p>
+            </details>
+          )}
+          <Said content={turn.content} />
+          {turn.calls && (
+            <pre>
+              {text.playground.toolCall}: {turn.calls}
+            </pre>
+          )}
+          {turn.told && <small>{turn.told}</small>}
+        </article>
+      ))}
+      <div ref={end} />
+    </section>
+  );
+}
+
+function Said({ content }: { content: string | Part[] }) {
+  if (typeof content === "string") return <p class="said">{content}</p>;
+  return (
+    <>
+      {content.map((part, place) =>
+        part.type === "text" ? (
+          <p class="said" key={place}>
+            {part.text}
+          </p>
+        ) : (
+          <img key={place} src={part.image_url.url} alt={text.playground.image} />
+        ),
+      )}
+    </>
+  );
+}
+
+function Code({ body, onClose }: { body: Record<string, unknown>; onClose: () => void }) {
+  const [language, setLanguage] = useState<Language>("curl");
+  const [isCopied, setCopied] = useState(false);
+  const code = snippet(language, location.origin, body);
+  return (
+    <Dialog heading={text.playground.code} onClose={onClose}>
+      <div class="row">
+        {languages.map((name) => (
+          <button key={name} type="button" aria-pressed={name === language} onClick={() => setLanguage(name)}>
+            {name}
+          </button>
+        ))}
+      </div>
+      <pre tabIndex={0}>{code}</pre>
+      <div class="row end">
+        <span role="status">{isCopied ? text.playground.copied : ""}</span>
+        <button type="button" onClick={() => navigator.clipboard.writeText(code).then(() => setCopied(true))}>
+          {text.playground.copy}
+        </button>
+        <button type="button" onClick={onClose}>
+          {text.close}
+        </button>
+      </div>
+    </Dialog>
+  );
+}

@@ -1,0 +1,394 @@
+"""The console in a true browser, in front of true workers: what people see and do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
+
+from gateway.client import AuthenticationFailed, Client
+from tests.support.stack import DEMO_MODEL, Stack
+
+expect.set_options(timeout=15_000)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
+TAKES_PICTURES = os.environ.get("TAKE_PICTURES") == "1"
+"""Whether the views' screenshots are written into the docs."""
+TOLD_MS = 15_000
+PROBE = "<img src=x onerror=window.struck=1>"
+VIEWS = ("fleet", "queue", "playground", "access", "models", "health")
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine"),
+    pytest.mark.timeout(240),
+]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with Stack() as running:
+        catalog = running.folder / "catalog.yaml"
+        catalog.write_text(
+            "models:\n  - {name: demo, path: demo.gguf}\n  - {name: cold, path: cold.gguf, residency: {}}\n"
+            "aliases: {gpt-4: demo}\n"
+        )
+        running.worker(DEMO_MODEL, "demo", worker_id="demo-0", slots=4)
+        running.gateway(accounts_url=running.accounts().url, catalog=catalog)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(TOLD_MS)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Iterator[Page]:
+    """A page that raises no error and breaks no rule of its content security policy."""
+    page, faults = context.new_page(), list[str]()
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on(
+        "console",
+        lambda message: (
+            faults.append(message.text) if message.type == "error" and "Content Security" in message.text else None
+        ),
+    )
+    yield page
+    assert not faults
+
+
+def signed_in(page: Page, stack: Stack, key: str = "", view: str = "fleet") -> Page:
+    page.goto(f"{stack.gateways[0].url}/#/{view}" if view == "fleet" else f"{stack.gateways[0].url}/ui#/{view}")
+    page.fill("input[name=key]", key or stack.key)
+    page.click("button[type=submit]")
+    expect(page.get_by_role("button", name="Sign out")).to_be_visible(timeout=TOLD_MS)
+    return page
+
+
+def open_view(page: Page, view: str) -> None:
+    page.click(f'nav a[href="#/{view}"]')
+    expect(page.locator(f'nav a[href="#/{view}"]')).to_have_attribute("aria-current", "page")
+
+
+@contextmanager
+def calls(stack: Stack) -> Iterator[None]:
+    """Somebody calls the model again and again while the block lasts."""
+    over = threading.Event()
+
+    def call() -> None:
+        with Client(stack.gateways[0].url, stack.key) as client:
+            while not over.is_set():
+                client.chat.completions.create(
+                    [{"role": "user", "content": "Once"}], model="demo", max_tokens=400, ignore_eos=True
+                )
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_the_key_is_kept_in_a_cookie_that_no_script_reads(page: Page, context: BrowserContext, stack: Stack) -> None:
+    page.goto(stack.gateways[0].url)
+    assert page.url.endswith("/ui")
+    page.fill("input[name=key]", "pk-wrong")
+    page.click("button[type=submit]")
+    expect(page.get_by_role("alert")).to_contain_text("not known")
+    signed_in(page, stack)
+    [cookie] = context.cookies()
+    assert (cookie["value"], cookie["httpOnly"], cookie["sameSite"]) == (stack.key, True, "Strict")
+    stored = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])")
+    assert stack.key not in stored
+    page.reload()  # the session outlives the page
+    expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.locator("input[name=key]")).to_be_visible()
+    assert context.cookies() == []
+
+
+def test_the_fleet_is_live(page: Page, stack: Stack) -> None:
+    signed_in(page, stack)
+    models = page.get_by_role("region", name="Models")
+    expect(models).to_contain_text("gpt-4")
+    expect(models.get_by_role("row", name=re.compile("^cold"))).to_contain_text("unloaded")
+    with ExitStack() as callers:
+        for _ in range(3 if TAKES_PICTURES else 1):
+            callers.enter_context(calls(stack))
+        page.get_by_role("button", name="demo-0").click()
+        slots = page.get_by_role("region", name="Slots: demo-0")
+        expect(slots).to_contain_text("req-")
+        expect(slots).to_contain_text("default")
+        take(page, "fleet", after_s=40)
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_role("status").first).to_have_text("Paused")
+    page.get_by_role("button", name="Go on").click()
+    expect(page.get_by_role("status").first).to_have_text("Live")
+
+
+def test_a_worker_that_is_killed_leaves_the_page(page: Page, stack: Stack) -> None:
+    process = stack.fake_worker("other", worker_id="other-0")
+    signed_in(page, stack)
+    expect(page.get_by_role("button", name="other-0")).to_be_visible()
+    process.kill()
+    expect(page.get_by_role("button", name="other-0")).to_have_count(0)
+
+
+def test_a_streamed_chat(page: Page, stack: Stack) -> None:
+    signed_in(page, stack, view="playground")
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_label("Message").fill("Who are you?")
+    page.keyboard.press("Enter")
+    answer = page.locator("article.assistant").last
+    expect(answer).to_contain_text("demo model")
+    expect(answer).to_contain_text("tokens/s")
+    take(page, "playground")
+    page.get_by_role("button", name="Show the code").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("curl http://127.0.0.1")
+    dialog.get_by_role("button", name="Python").click()
+    expect(dialog).to_contain_text("from openai import OpenAI")
+    assert stack.key not in (dialog.text_content() or "")
+
+
+def test_two_models_side_by_side(page: Page, stack: Stack) -> None:
+    signed_in(page, stack, view="playground")
+    page.get_by_label("Compare with").select_option("gpt-4")
+    page.get_by_label("Message").fill("Who are you?")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("article.assistant")).to_have_count(2)
+    for answer in page.locator("article.assistant").all():
+        expect(answer).to_contain_text("tokens/s")
+
+
+def test_an_answer_can_be_stopped(page: Page, stack: Stack) -> None:
+    signed_in(page, stack, view="playground")
+    page.get_by_text("Parameters", exact=True).click()
+    page.get_by_label("Tools (JSON)").fill("{")
+    page.get_by_label("Message").fill("Count.")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("alert")).to_contain_text("is not JSON")
+
+
+def test_a_key_is_made_used_and_deleted(page: Page, stack: Stack) -> None:
+    signed_in(page, stack, view="access")
+    page.get_by_role("button", name="New key").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("from-the-console")
+    dialog.get_by_role("button", name="Make the key").click()
+    expect(dialog).to_contain_text("shown this once")
+    key = (dialog.locator("pre").text_content() or "").strip()
+    dialog.get_by_role("button", name="Close").click()
+    row = page.get_by_role("row", name=re.compile("from-the-console"))
+    expect(row).to_be_visible()
+    assert key not in page.content()
+    with Client(stack.gateways[0].url, key) as client:
+        until_served(client)
+        row.get_by_role("button", name="Delete from-the-console").click()
+        page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+        expect(row).to_have_count(0)
+        until_refused(client)
+    for tab, part in (("Usage", "Calls"), ("Audit", "delete key from-the-console"), ("Teams", "default")):
+        page.get_by_role("tab", name=tab).click()
+        expect(page.locator("main")).to_contain_text(part)
+
+
+def until_served(client: Client) -> None:
+    ends = time.monotonic() + 10
+    while True:
+        try:
+            client.models.list()
+            return
+        except AuthenticationFailed:
+            assert time.monotonic() < ends
+            time.sleep(0.1)
+
+
+def until_refused(client: Client) -> None:
+    ends = time.monotonic() + 10
+    while time.monotonic() < ends:
+        try:
+            client.models.list()
+        except AuthenticationFailed:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the key still works")
+
+
+def test_who_is_no_admin_sees_what_is_theirs(page: Page, stack: Stack) -> None:
+    made = page.request.post(
+        f"{stack.gateways[0].url}/admin/keys",
+        headers={"authorization": f"Bearer {stack.key}"},
+        data={"name": "plain", "team": "default"},
+    )
+    key = made.json()["key"]
+    with Client(stack.gateways[0].url, key) as client:
+        until_served(client)
+    signed_in(page, stack, key, view="health")
+    assert page.locator("nav a").all_text_contents() == ["Playground", "Access", "Models"]
+
+
+def test_other_pages_can_not_use_the_session(page: Page, stack: Stack) -> None:
+    """A page of another origin makes the browser send requests with the cookie: none of them counts."""
+    signed_in(page, stack)
+    url = stack.gateways[0].url
+    other = page.context.new_page()
+    other.route("http://other.example/", lambda route: route.fulfill(body="<p>other</p>", content_type="text/html"))
+    other.goto("http://other.example/")
+    told = other.evaluate(
+        """async (url) => {
+            const asked = [["/admin/keys", "POST"], ["/ui/session", "GET"], ["/v1/chat/completions", "POST"]];
+            return Promise.all(asked.map(([path, method]) =>
+                fetch(url + path, {method, credentials: "include", body: method == "POST" ? "{}" : undefined})
+                    .then((answer) => answer.status, () => "blocked")));
+        }""",
+        url,
+    )
+    assert set(told) <= {"blocked", 401, 403}, told
+
+
+def test_names_that_callers_choose_are_text(page: Page, stack: Stack) -> None:
+    process = stack.fake_worker(PROBE, worker_id="<b>worker")
+    signed_in(page, stack)
+    expect(page.locator("main")).to_contain_text(PROBE)
+    expect(page.locator("main")).to_contain_text("<b>worker")
+    open_view(page, "queue")
+    page.get_by_label("Ask about a model").select_option(PROBE)
+    expect(page.locator("main")).to_contain_text(f"Where a call of {PROBE} would go now")
+    open_view(page, "playground")
+    page.locator("aside select").first.select_option(PROBE)
+    page.get_by_label("Message").fill(f"<script>window.struck=1</script>{PROBE}")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("article.user").last).to_contain_text("<script>window.struck=1</script>")
+    assert page.evaluate("window.struck") is None
+    process.stop()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_use_it(browser: Browser, stack: Stack, scheme: str) -> None:
+    """axe finds nothing serious, and no view is wider than a narrow screen."""
+    context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
+    page = signed_in(context.new_page(), stack)
+    for view in VIEWS:
+        open_view(page, view)
+        page.wait_for_timeout(700)
+        found = Axe().run(page).response["violations"]
+        serious = [
+            f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found if one["impact"] in ("serious", "critical")
+        ]
+        assert not serious, f"{view}: {serious}"
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
+    context.close()
+
+
+def test_it_can_be_used_by_keyboard(page: Page, stack: Stack) -> None:
+    signed_in(page, stack)
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "content"
+    open_view(page, "access")
+    page.get_by_role("tab", name="Keys").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Teams")).to_have_attribute("aria-selected", "true")
+
+
+@pytest.mark.serial
+def test_a_large_fleet_does_not_hold_the_page_up(page: Page, stack: Stack) -> None:
+    """2,000 workers and 500 waiting calls: no task of the page takes more than 50 ms once it is there."""
+    worker = {
+        "address": "http://10.0.0.1:1",
+        "started_at": 1.0,
+        "is_draining": False,
+        "slots": 8,
+        "slots_busy": 3,
+        "waiting": 0,
+        "n_ctx": 8192,
+        "kv_tokens": 65536,
+        "kv_tokens_used": 10000,
+        "backlog_tokens": 0,
+        "prefill_ms": 0.5,
+        "decode_ms": 20,
+        "preempted": 0,
+        "adapters": [],
+        "adapters_resident": [],
+        "circuit": "",
+    }
+    model = {
+        "kind": "generate",
+        "status": "loaded",
+        "is_on_demand": False,
+        "progress": None,
+        "why": "",
+        "retry_at": 0,
+        "num_workers": 10,
+        "slots": 80,
+        "slots_busy": 30,
+        "waiting": 3,
+        "predicted_wait_s": 2.5,
+        "aliases": [],
+    }
+    overview = {
+        "at": 1000.0,
+        "version": "0",
+        "gateway": "g",
+        "redis_up": True,
+        "catalog_fault": "",
+        "gateways": {},
+        "models": {f"model-{number}": model for number in range(200)},
+        "workers": {f"worker-{number}": {**worker, "model": f"model-{number % 200}"} for number in range(2000)},
+    }
+    events = [f"event: overview\ndata: {json.dumps(overview)}\n\n"]
+    for second in range(1, 20):
+        rows = {
+            f"worker-{number}": {**worker, "model": f"model-{number % 200}", "slots_busy": (number + second) % 8}
+            for number in range(0, 2000, 4)
+        }
+        events.append(f"event: changes\ndata: {json.dumps({'at': 1000.0 + second, 'workers': rows})}\n\n")
+
+    def answer(route: Route) -> None:
+        route.fulfill(body="".join(events), content_type="text/event-stream")
+
+    page.context.route("**/admin/events*", answer)
+    page.add_init_script(
+        "window.tasks = []; new PerformanceObserver((list) => list.getEntries().forEach("
+        "(entry) => window.tasks.push(entry.duration))).observe({type: 'longtask'});"
+    )
+    signed_in(page, stack)
+    expect(page.get_by_role("region", name="Workers")).to_contain_text("worker-0")
+    page.wait_for_timeout(1500)
+    page.evaluate("window.tasks.length = 0")
+    page.get_by_label("Filter by model or worker").fill("model-7")
+    page.wait_for_timeout(6000)
+    longest = max(page.evaluate("window.tasks"), default=0)
+    assert longest <= 50, f"{longest:.0f} ms"
+
+
+def take(page: Page, view: str, after_s: float = 0.5) -> None:
+    """Keep a picture of a view for the docs, if pictures are taken."""
+    if TAKES_PICTURES:
+        page.wait_for_timeout(1000 * after_s)
+        page.screenshot(path=PICTURES / f"console-{view}.png")
