@@ -15,7 +15,7 @@ def leave_by_rule(scene: Scene) -> None:
         why = _unwanted(scene, worker)
         if why and worker.status != "draining":
             dismiss(scene, worker, why)
-    for model in scene.models.values():
+    for model in scene.models.values() if scene.has_stale else ():
         _replaced(scene, model.name)
     for model in scene.models.values():
         _above_max(scene, model.name)
@@ -66,13 +66,15 @@ def _replaced(scene: Scene, name: str) -> None:
         return
     ready = [worker for worker in scene.usable(name) if worker.status == "ready"]
     succeeded = {worker.replaces for worker in ready}
-    has_fresh = any(not worker.is_stale for worker in ready)
+    fresh = {worker.id for worker in ready if not worker.is_stale}
     for worker in stale:
         if worker.status == "loading":
             dismiss(scene, worker, f"the settings of {name} have changed while it was loaded")
         elif worker.id in succeeded:
             retire(scene, worker, f"a worker with the new settings of {name} takes its place")
-        elif worker.status == "reserved" and worker.is_busy and not has_fresh and scene.has_waited_long(name):
+        elif worker.replaces in fresh:
+            retire(scene, worker, f"the settings of {name} are those of {worker.replaces} again")
+        elif worker.status == "reserved" and worker.is_busy and not fresh and scene.has_waited_long(name):
             scene.release(worker, f"its calls take long, and others wait for {name}; it is replaced later")
         elif worker.status == "reserved":
             retire(scene, worker, f"the settings of {name} have changed")
