@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -326,6 +326,12 @@ class GatewaySettings(GatewaySecret):
 
 class UpSettings(GatewaySettings, AccountsSettings, SupervisorSettings):
     """`paddock up`: the gateways, the supervisor and a private Redis on one machine."""
+
+    usual: ClassVar[tuple[str, ...]] = (
+        *("model", "hf", "alias", "catalog", "models_dir", "host", "port"),
+        *("workers", "slots", "ctx", "gpus", "api_key", "state_dir"),
+    )
+    """The settings that the help page has first."""
 
     gateways: Annotated[
         int,

@@ -61,7 +61,7 @@ def catalog(llama: dict[str, Any], **fields: Any) -> dict[str, Any]:
         ({"override_kv": {"k" * 128: 1}}, "override_kv"),
         ({"override_kv": {f"k{number}": 1 for number in range(65)}}, "override_kv"),
         ({"override_tensor": [{"pattern": "x" * 257, "buffer": "CPU"}]}, r"override_tensor\[0\].pattern"),
-        ({"override_tensor": [{"pattern": "x"}]}, "missing required field `buffer`"),
+        ({"override_tensor": [{"pattern": "x"}]}, "`buffer` is missing"),
         ({"devices": ["none", "CUDA0"]}, "`devices`: none stands alone"),
         ({"devices": ["none"], "split_mode": "tensor"}, "a `split_mode` of tensor needs devices"),
         ({"devices": [0, 0]}, "`devices` names a device twice"),
@@ -85,7 +85,7 @@ def test_a_contradiction_is_refused_with_its_place(llama: dict[str, Any], messag
     with pytest.raises(CatalogError, match=message) as caught:
         convert(catalog(llama, gpus=16), "file.yaml")
     assert str(caught.value).startswith("file.yaml: ")
-    assert "models[0].llama" in str(caught.value)
+    assert "models[0] (m): llama" in str(caught.value)
 
 
 def test_a_worker_gets_as_many_gpus_as_its_settings_speak_of() -> None:

@@ -6,7 +6,6 @@ A catalog is YAML or JSON. Its JSON Schema is published as `docs/catalog.schema.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +15,7 @@ import yaml
 from msgspec import Meta
 
 from workers.models.alias_parameters import DROPPABLE, AliasParameters
+from workers.models.catalog_faults import faults_of, shown, shown_as_flag
 from workers.models.cores import cores_of, shares_of
 from workers.models.default_sampling import DefaultSampling
 from workers.models.overrides import TensorOverride
@@ -268,44 +268,28 @@ def parse(raw: bytes, path: Path) -> Catalog:
         document = yaml.safe_load(raw.decode())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise CatalogError(f"{path}: not valid YAML or JSON: {' '.join(str(error).split())}") from None
-    try:
-        return convert(document, str(path))
-    except CatalogError as error:
-        raise CatalogError(_with_hint(str(error))) from None
-
-
-def _with_hint(message: str) -> str:
-    unknown = re.search(r"unknown field `([^`]*)`", message)
-    close = difflib.get_close_matches(unknown[1], FIELDS, n=1) if unknown else []
-    return message.replace(unknown[0], f"{unknown[0]} (did you mean `{close[0]}`?)") if unknown and close else message
+    return convert(document, str(path))
 
 
 def convert(document: Any, origin: str) -> Catalog:
-    """Return the checked catalog of a parsed YAML or JSON document. Raises CatalogError."""
+    """Return the checked catalog of a parsed YAML or JSON document. Raises CatalogError, which tells all faults of the
+    document's form."""
     try:
         catalog = msgspec.convert(document, Catalog)
     except msgspec.ValidationError as error:
-        told = str(error)
-        for field, kind in NAMED_BY_KEYS.items():
-            if f"$.{field}[...]" in told:
-                told = told.replace(f"$.{field}[...]", f"$.{field}.{_unreadable(document[field], kind)}")
-        raise CatalogError(f"{origin}: {told}; see docs/catalog.md for what each field takes") from None
+        found = list(faults_of(document, Catalog, NAMED_BY_KEYS, FIELDS))
+        faults = [shown_as_flag(fault) if origin == SETTINGS else shown(fault, document) for fault in found]
+        told = "\n  ".join(faults or [str(error)])
+        place = "" if origin == SETTINGS else f"{origin}: "
+        head = f"{place}{len(faults)} faults:\n  " if len(faults) > 1 else place
+        raise CatalogError(f"{head}{told}; see docs/catalog.md for what each field takes") from None
     return check(catalog, origin)
 
 
+SETTINGS = "settings"
+"""The origin of a catalog with one model, which is made of settings."""
 NAMED_BY_KEYS: Mapping[str, Any] = {"aliases": Entry, "groups": Group}
-"""Fields that are mappings -> the type of their values. msgspec's errors give one path, `$.aliases[...]`, for them all,
-whatever the key."""
-
-
-def _unreadable(mapping: Mapping[str, Any], kind: Any) -> str:
-    """Return a mapping's first key whose value can't be decoded."""
-    for key, value in mapping.items():
-        try:
-            msgspec.convert(value, kind)
-        except msgspec.ValidationError:
-            return str(key)
-    return "<name>"
+"""Fields that are mappings -> the type of their values."""
 
 
 def schema() -> dict[str, Any]:

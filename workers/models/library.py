@@ -56,7 +56,7 @@ def wanted(settings: SupervisorSettings) -> Catalog:
     if not settings.catalog:
         source = {"hf": settings.hf} if settings.hf else {"hf": None, "path": str(settings.model or demo())}
         entry = settings.entry(name=settings.alias or _alias(settings), **source)
-        return _with_files_of(catalog.convert({"models": [entry]}, "settings"), Path.cwd())
+        return _with_files_of(catalog.convert({"models": [entry]}, catalog.SETTINGS), Path.cwd())
     told_twice = [name for name in ("alias", *SPEC_FIELDS) if name in settings.model_fields_set and name != "hf"]
     if told_twice:
         names = ", ".join(told_twice)

@@ -139,7 +139,7 @@ async def test_a_bad_file_changes_nothing_and_says_so(following: Caller, file: C
     file.write(json.dumps({**FIRST, "aliases": {"house": {"targets": ["quick"], "set": {"max_token": 3}}}}))
     told = await refused(following)
     assert f"{file.path}: " in told["fault"], "which file"
-    assert "`$.aliases.house.set`" in told["fault"], "where in it"
+    assert "aliases.house: set: " in told["fault"], "where in it"
     assert "did you mean `max_tokens`?" in told["fault"], "what to do"
     assert {name: told[name] for name in ("models", "aliases", "taken_at")} == {
         name: good[name] for name in ("models", "aliases", "taken_at")

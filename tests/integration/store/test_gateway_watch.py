@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, closing
 
 import redis.asyncio
 
-from gateway.store.heartbeats import GatewayHeartbeats
 from gateway.store.client import connect
+from gateway.store.heartbeats import GatewayHeartbeats
 from tests.support.waiting import until
 from workers.process.sockets import UNACKNOWLEDGED_S, listen, watched_socket
 from workers.protocol import keys

@@ -17,8 +17,8 @@ from redis.exceptions import ConnectionError, NoScriptError, ResponseError, Time
 
 from gateway.errors import StoreUnavailable
 from gateway.store import scripts
-from gateway.store.heartbeats import GatewayHeartbeats
 from gateway.store.client import Store
+from gateway.store.heartbeats import GatewayHeartbeats
 from gateway.store.responses import ResponseRecords
 from gateway.store.scripts import LONG_AT_ONCE, LONG_BYTES, Script, ScriptSender
 from tests.support.redis_fleet import ClusterFleet

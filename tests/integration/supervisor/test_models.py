@@ -118,7 +118,7 @@ def test_an_adapter_has_one_source(machine: Machine) -> None:
     done = machine.run("pull", "--catalog", file)
     assert done.code == Exit.USAGE
     assert "give exactly one source: `path` (a GGUF file) or `hf`" in done.err
-    assert "$.models[0].adapters[0]" in done.err
+    assert "models[0] (m): adapters[0]: " in done.err
 
 
 def test_a_draft_and_an_adapter_bring_no_projector(machine: Machine) -> None:

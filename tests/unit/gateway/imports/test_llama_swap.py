@@ -193,7 +193,10 @@ def test_a_source_stands_for_a_program_that_is_no_llama_server(
         ("models: {a: {cmd: llama-server -m x}}\ngroups: {g: {members: [b]}}", "line 2: groups.g.members[0]: no model"),
         ("models: {a: {cmd: llama-server -m x, aliases: [b, b]}}", "models.a.aliases[1]: b is an alias already"),
         ('models: {a: {cmd: "llama-server -m \'x"}}', "models.a.cmd: No closing quotation"),
-        ("models: {a: {cmd: llama-server -m x --top-p 7}}", "can't be a catalog: catalog: Expected `float` <= 1.0"),
+        (
+            "models: {a: {cmd: llama-server -m x --top-p 7}}",
+            "can't be a catalog: catalog: models[0] (a): sampling.top_p: expected `float` <= 1.0",
+        ),
         ("models: {a: {cmd: llama-server -m x, aliases: [a b]}}", "what it says can't be a catalog"),
         ("- 1", "must be a mapping with `models`"),
         ("a: [", "not valid YAML"),

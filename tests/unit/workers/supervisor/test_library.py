@@ -47,12 +47,12 @@ def test_a_model_of_the_hub_is_named_after_its_repository() -> None:
     [
         ({"model": "a.gguf", "hf": "o/r"}, "--model and --hf each say what to serve"),
         ({"catalog": "c.yaml", "slots": 4}, "slots: with a catalog, say this per model in c.yaml"),
-        ({"alias": "no spaces"}, "settings: "),
+        ({"alias": "no spaces"}, "--alias: 'no spaces' is no name"),
         ({"llama": "[]"}, "llama: must be a JSON object"),
         ({"llama": "{"}, "llama: not valid JSON"),
         ({"llama": '{"n_bath": 1}'}, "unknown field `n_bath`"),
         ({"sampling": '{"temprature": 0.1}'}, "unknown field `temprature`"),
-        ({"sampling": '{"seed": 1099511627776}'}, "sampling.seed"),
+        ({"sampling": '{"seed": 1099511627776}'}, "--sampling: seed: "),
     ],
 )
 def test_a_wish_that_can_not_be_met(values: dict[str, object], said: str) -> None:
@@ -78,21 +78,24 @@ def test_a_model_without_workers_needs_no_file(tmp_path: Path, model: Path) -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("models: []", "`$.models`"),
-        ("models: [{name: m, path: p, slotz: 1}]", "unknown field `slotz` (did you mean `slots`?) - at `$.models[0]`"),
-        ("models: [{name: m, path: p, slots: 0}]", "`$.models[0].slots`"),
-        ("models: [{name: m, path: p, ctx: 16777217}]", "`int` <= 16777216 - at `$.models[0].ctx`"),
+        ("models: []", "models: expected `array` of length >= 1"),
+        ("models: [{name: m, path: p, slotz: 1}]", "models[0] (m): unknown field `slotz` (did you mean `slots`?)"),
+        ("models: [{name: m, path: p, slots: 0}]", "models[0] (m): slots: expected `int` >= 1"),
+        ("models: [{name: m, path: p, ctx: 16777217}]", "models[0] (m): ctx: expected `int` <= 16777216"),
         ("models: [{name: m, path: p, sampling: {temprature: 1}}]", "(did you mean `temperature`?)"),
-        ("models: [{name: m, path: p, sampling: {temperature: -5}}]", "`$.models[0].sampling.temperature`"),
-        ("models: [{name: m, path: p, sampling: {temperature: .nan}}]", "`$.models[0].sampling.temperature`"),
-        ("models: [{name: m, path: p, sampling: {repeat_penalty: 0}}]", "`$.models[0].sampling.repeat_penalty`"),
-        ("models: [{name: m, path: p, sampling: {top_k: 1000000000000}}]", "`$.models[0].sampling.top_k`"),
+        ("models: [{name: m, path: p, sampling: {temperature: -5}}]", "models[0] (m): sampling.temperature: "),
+        ("models: [{name: m, path: p, sampling: {temperature: .nan}}]", "models[0] (m): sampling.temperature: "),
+        ("models: [{name: m, path: p, sampling: {repeat_penalty: 0}}]", "models[0] (m): sampling.repeat_penalty: "),
+        ("models: [{name: m, path: p, sampling: {top_k: 1000000000000}}]", "models[0] (m): sampling.top_k: "),
         ("models: [{name: m, path: p, workers: 0}]", "each model has `workers: 0`, so nothing would run"),
         ("models: [{name: m}]", "models[0] (m): give exactly one source"),
         ("models: [{name: m, path: p}, {name: m, path: q}]", "models[1] (m): the name is used twice"),
         ("models: [{name: m, path: p}]\naliases: {a: n}", "aliases.a: no model is named 'n'; use one of: m"),
-        ("models: [{name: m, path: p}]\naliases: {a: {target: [m]}}", "(did you mean `targets`?) - at `$.aliases.a`"),
-        ("models: [{name: m, path: p}]\naliases: {b: m, a: {targets: []}}", "`$.aliases.a.targets`"),
+        (
+            "models: [{name: m, path: p}]\naliases: {a: {target: [m]}}",
+            "aliases.a: unknown field `target` (did you mean `targets`?)",
+        ),
+        ("models: [{name: m, path: p}]\naliases: {b: m, a: {targets: []}}", "aliases.a: targets: "),
         (
             "models: [{name: m, path: p}]\naliases: {a: {targets: [m, n]}}",
             "aliases.a.targets[1]: no model is named 'n'",
@@ -107,7 +110,7 @@ def test_a_model_without_workers_needs_no_file(tmp_path: Path, model: Path) -> N
             "default.embed: no model or alias is named 'n'; use one of: b, m",
         ),
         ("models: [{name: m, path: p}]\ndefault: {chats: m}", "(did you mean `chat`?)"),
-        ("models: [{name: m, path: p}]\nunknown_model: serve", "`$.unknown_model`"),
+        ("models: [{name: m, path: p}]\nunknown_model: serve", "unknown_model: "),
         (
             "models: [{name: m, path: p}]\naliases: {b: m, a: {targets: [m], fallbacks: [c]}}",
             "aliases.a.fallbacks[0]: no model or alias is named 'c'; use one of: b, m",
@@ -121,6 +124,14 @@ def test_a_model_without_workers_needs_no_file(tmp_path: Path, model: Path) -> N
             "aliases: {a: {targets: [m], fallbacks: [b]}, b: {targets: [m], fallbacks: [a]}}",
             "aliases.a.fallbacks[0]: this leads back to 'a' (a -> b -> a); remove one of these",
         ),
+        (
+            "models: [{name: a, path: p, slotz: 1}, {name: b, path: p, slots: x}, {path: p}]\n"
+            "aliases: {c: {target: [a]}}",
+            "4 faults:\n  models[0] (a): unknown field `slotz` (did you mean `slots`?)\n"
+            "  models[1] (b): slots: expected `int`, got `str`\n  models[2]: `name` is missing\n"
+            "  aliases.c: unknown field `target`",
+        ),
+        ("models: [{name: m, hf: nonsense}]", "models[0] (m): hf: 'nonsense' is not OWNER/NAME[:QUANT][@REVISION]"),
         ("models: [", "not valid YAML or JSON"),
         ("", "catalog.yaml"),
     ],
