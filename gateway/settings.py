@@ -347,13 +347,6 @@ class UpSettings(GatewaySettings, AccountsSettings, SupervisorSettings):
         bool,
         Field(description="run the accounts service too: teams, keys, budgets and usage, in a database"),
     ] = True
-    worker_redis_url: Annotated[
-        str,
-        Field(
-            description="redis_url for the workers of `paddock up`, with the login of their own user (docs/redis.md); "
-            "empty: redis_url"
-        ),
-    ] = ""
 
 
 def known_settings() -> frozenset[str]:

@@ -93,7 +93,7 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock login`, `paddock logout` | signs in and keeps the key for later commands: [teams.md](teams.md) |
 | `paddock completion bash\|zsh\|fish` | prints what makes a shell complete commands and flags |
 | `paddock import FILE` | makes a catalog of a file of llama-swap or LiteLLM: [migration.md](migration.md) |
-| `paddock redis acl` | users of gateways and workers for a Redis of your own: [redis.md](redis.md#users) |
+| `paddock redis acl` | users of gateways, supervisors and workers for a Redis of your own: [redis.md](redis.md#users) |
 | `paddock config show [--json]` | each setting of `paddock up`, its value and origin; secrets are covered |
 | `paddock config schema` | JSON Schema of a catalog file ([catalog.schema.json](catalog.schema.json)) |
 | `paddock config docs` | this page |

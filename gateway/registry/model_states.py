@@ -28,6 +28,7 @@ from workers.protocol.residency import (
     MachineModels,
     ModelState,
     ModelStatus,
+    Why,
     decode_models,
 )
 from workers.redis.link import long_commands_of
@@ -85,7 +86,7 @@ def merged(states: Sequence[ModelState]) -> ModelState:
     return ModelState(
         status=status,
         progress=max((state.progress for state in same if state.progress is not None), default=None),
-        why=next((state.why for state in same if state.why), ""),
+        why=next((state.why for state in same if state.why), Why()),
         is_hopeless=all(state.is_hopeless for state in states),
         retry_at=min((state.retry_at for state in states if state.retry_at), default=0.0),
     )

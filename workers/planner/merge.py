@@ -14,6 +14,9 @@ from workers.protocol.residency import ModelDemand
 from workers.residency.picture import NEVER, Demand, Failure, Machine, Model, Need, Picture, Worker
 from workers.residency.policy import Group, Residency
 
+AHEAD_S = 60.0
+"""Seconds by which what a gateway tells may lie ahead of this machine's clock."""
+
 
 @dataclass(frozen=True, slots=True)
 class MachineView:
@@ -152,7 +155,9 @@ def _used(worker: Worker, demand: ModelDemand, num_serving: int, now: float) -> 
     """Return the worker of a model that was used last, with what gateways tell of the model's calls."""
     # A heartbeat may not have a call yet that its gateway has placed; of several workers, any may have it.
     num_running = max(worker.num_running, demand.num_running) if num_serving == 1 else worker.num_running
-    last_used = max(worker.last_used, demand.used_at or NEVER, now if num_running else NEVER)
+    # A gateway whose clock was set back has noted a time that is still to come: its model would be in use till then.
+    used_at = demand.used_at if 0.0 < demand.used_at <= now + AHEAD_S else NEVER
+    last_used = max(worker.last_used, used_at, now if num_running else NEVER)
     num_taken = int(last_used > worker.since)
     return replace(worker, num_running=num_running, last_used=last_used, num_taken=num_taken)
 
@@ -162,15 +167,22 @@ def _failures(machines: Mapping[str, MachineView], described: Described, now: fl
         for model, failure in view.report.failures.items():
             not_before = failure.not_before + view.lag_s
             if model in described.models and not_before > now:
-                yield Failure(model, not_before, failure.reason, name)
+                yield Failure(model, not_before, failure.why, name)
 
 
 def _demands(demand: Mapping[str, ModelDemand], asked: Mapping[str, float]) -> Iterable[Demand]:
     for model in sorted({*demand, *asked}):
         told, asked_at = demand.get(model, ModelDemand()), asked.get(model)
-        if told.num_waiting or asked_at is not None:
-            since = min(told.oldest_at if told.num_waiting else asked_at or 0.0, asked_at or told.oldest_at)
-            yield Demand(model, told.num_waiting, since, told.predicted_wait_s, is_asked_by_admin=asked_at is not None)
+        since = min((at for at in (told.oldest_at, asked_at) if at), default=None)
+        if since is not None:
+            yield Demand(
+                model,
+                told.num_waiting,
+                since,
+                told.predicted_wait_s,
+                is_asked_by_admin=asked_at is not None,
+                num_elsewhere=told.num_elsewhere,
+            )
 
 
 def all_demand(told: Iterable[tuple[Mapping[str, ModelDemand], float]]) -> dict[str, ModelDemand]:
@@ -191,16 +203,18 @@ def _moved(demand: ModelDemand, lag_s: float) -> ModelDemand:
         oldest_at=demand.oldest_at + lag_s if demand.oldest_at else 0.0,
         predicted_wait_s=demand.predicted_wait_s,
         num_running=demand.num_running,
+        num_elsewhere=demand.num_elsewhere,
         used_at=demand.used_at + lag_s if demand.used_at else 0.0,
     )
 
 
 def _sum(one: ModelDemand, other: ModelDemand) -> ModelDemand:
-    oldest = [each.oldest_at for each in (one, other) if each.num_waiting]
+    oldest = [each.oldest_at for each in (one, other) if each.oldest_at]
     return ModelDemand(
         num_waiting=one.num_waiting + other.num_waiting,
         oldest_at=min(oldest, default=0.0),
         predicted_wait_s=max(one.predicted_wait_s, other.predicted_wait_s),
         num_running=one.num_running + other.num_running,
+        num_elsewhere=one.num_elsewhere + other.num_elsewhere,
         used_at=max(one.used_at, other.used_at),
     )

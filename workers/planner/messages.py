@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from workers.protocol.residency import MAX_MODELS
+from workers.protocol.residency import MAX_MODELS, Why
 from workers.residency.picture import Device, Need, Share, Status
 from workers.residency.plan import WaitReason
 from workers.residency.policy import Group, Residency
@@ -45,7 +45,7 @@ class ToldFailure(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is not loaded on the machine before a moment."""
 
     not_before: float
-    reason: str
+    why: Why
 
 
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -99,7 +99,7 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The id that it gets."""
     model: str
     shares: tuple[Share, ...]
-    why: str
+    why: Why
     replaces: str = ""
     """Id of the stale worker whose place it takes; empty: it takes nobody's."""
 
@@ -108,7 +108,7 @@ class ToldWait(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is wanted and does not load now, as in `plan.Wait`."""
 
     reason: WaitReason
-    why: str
+    why: Why
 
 
 class MachineOrders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -123,11 +123,11 @@ class MachineOrders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     boot: str
     """The start of the supervisor that this is for."""
     starts: tuple[StartOrder, ...] = ()
-    leaving: dict[str, str] = {}
+    leaving: dict[str, Why] = {}
     """Worker -> why it stops once its calls have ended."""
-    reserved: dict[str, str] = {}
+    reserved: dict[str, Why] = {}
     """Worker -> why it takes no new calls for now."""
-    released: dict[str, str] = {}
+    released: dict[str, Why] = {}
     """Worker -> why it takes calls again."""
     waits: dict[str, ToldWait] = {}
     """What keeps models from being loaded anywhere."""

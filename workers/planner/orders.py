@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from workers.planner.messages import MachineOrders, MachineReport, StartOrder, ToldWait
+from workers.protocol.residency import Why
 from workers.residency.picture import Status, Worker
 from workers.residency.plan import Action, Drain, Release, Reserve, Start, Stop
 
@@ -19,9 +20,9 @@ class Orders:
     starts: list[StartOrder] = field(default_factory=list)
     started_at: dict[str, float] = field(default_factory=dict)
     """Worker -> when it was ordered."""
-    leaving: dict[str, str] = field(default_factory=dict)
-    reserved: dict[str, str] = field(default_factory=dict)
-    released: dict[str, str] = field(default_factory=dict)
+    leaving: dict[str, Why] = field(default_factory=dict)
+    reserved: dict[str, Why] = field(default_factory=dict)
+    released: dict[str, Why] = field(default_factory=dict)
 
     def settle(self, report: MachineReport, fence: int) -> None:
         """Forget the orders that a report shows to have been heard. `fence`: the planner's number."""

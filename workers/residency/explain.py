@@ -59,7 +59,7 @@ def as_data(picture: Picture, plan: Plan) -> PlanData:
 
 
 def _action(action: Action) -> ActionData:
-    data = ActionData(action=type(action).__name__.lower(), model=action.model, why=action.why)
+    data = ActionData(action=type(action).__name__.lower(), model=action.model, why=action.why.whole)
     if isinstance(action, Stop | Reserve | Drain | Release):
         data["worker"] = action.worker
     if isinstance(action, Stop | Reserve):
@@ -123,16 +123,16 @@ def _sentence(action: Action, now: float) -> str:
         case Start():
             where = ", ".join(f"{gib(share.bytes)} on {share.device}" for share in action.shares)
             beside = f" in place of {action.replaces}" if action.replaces else ""
-            return f"Start {action.model} on {action.machine}{beside} ({where}): {action.why}."
+            return f"Start {action.model} on {action.machine}{beside} ({where}): {action.why.whole}."
         case Stop():
             freed = ", ".join(f"{gib(share.bytes)} on {share.device}" for share in action.frees)
-            return f"Stop {action.model} ({action.worker}), which frees {freed}: {action.why}."
+            return f"Stop {action.model} ({action.worker}), which frees {freed}: {action.why.whole}."
         case Drain():
-            return f"Let the calls of {action.model} ({action.worker}) end: {action.why}."
+            return f"Let the calls of {action.model} ({action.worker}) end: {action.why.whole}."
         case Reserve():
-            return f"Give {action.model} ({action.worker}) no more calls: {action.why}."
+            return f"Give {action.model} ({action.worker}) no more calls: {action.why.whole}."
         case Release():
-            return f"Give {action.model} ({action.worker}) calls again: {action.why}."
+            return f"Give {action.model} ({action.worker}) calls again: {action.why.whole}."
         case Wait():
             until = "" if action.until is None else f" (decided again in {seconds(action.until - now)})"
-            return f"{action.model} waits: {action.why}{until}."
+            return f"{action.model} waits: {action.why.whole}{until}."

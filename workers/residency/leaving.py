@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from workers.protocol.residency import Why
 from workers.residency.picture import Worker
 from workers.residency.plan import Drain, Reserve, Stop
 from workers.residency.scene import Scene, seconds
@@ -23,7 +24,7 @@ def leave_by_rule(scene: Scene) -> None:
         _past_ttl(scene, model.name)
 
 
-def dismiss(scene: Scene, worker: Worker, why: str, wanted_by: str = "") -> None:
+def dismiss(scene: Scene, worker: Worker, why: Why, wanted_by: str = "") -> None:
     """Stop a worker that has no calls, drain one that has some."""
     if not worker.is_busy:
         scene.actions.append(Stop(worker.id, worker.model, worker.shares, why, wanted_by))
@@ -32,7 +33,7 @@ def dismiss(scene: Scene, worker: Worker, why: str, wanted_by: str = "") -> None
     scene.leave(worker)
 
 
-def retire(scene: Scene, worker: Worker, why: str) -> None:
+def retire(scene: Scene, worker: Worker, why: Why) -> None:
     """Give a worker no more calls, and stop it once it has none. Its calls are not cut off, however long they take, nor
     one that was about to be given to it."""
     if worker.status == "ready":
@@ -44,16 +45,16 @@ def retire(scene: Scene, worker: Worker, why: str) -> None:
         dismiss(scene, worker, why)
 
 
-def _unwanted(scene: Scene, worker: Worker) -> str:
+def _unwanted(scene: Scene, worker: Worker) -> Why:
     """Return why a worker must leave; empty: nothing says so."""
     model = scene.models.get(worker.model)
     if model is None or not model.policy.most:
-        return f"the catalog does not have {worker.model} any more"
+        return Why.of("the catalog does not have ", (worker.model,), " any more")
     if worker.model in scene.picture.unloaded:
-        return f"an admin has unloaded {worker.model}"
+        return Why.of("an admin has unloaded ", (worker.model,))
     if scene.machines[worker.machine].is_leaving:
-        return f"machine {worker.machine} is being emptied"
-    return ""
+        return Why.of(f"machine {worker.machine} is being emptied")
+    return Why()
 
 
 def _replaced(scene: Scene, name: str) -> None:
@@ -69,15 +70,16 @@ def _replaced(scene: Scene, name: str) -> None:
     fresh = {worker.id for worker in ready if not worker.is_stale}
     for worker in stale:
         if worker.status == "loading":
-            dismiss(scene, worker, f"the settings of {name} have changed while it was loaded")
+            dismiss(scene, worker, Why.of("the settings of ", (name,), " have changed while it was loaded"))
         elif worker.id in succeeded:
-            retire(scene, worker, f"a worker with the new settings of {name} takes its place")
+            retire(scene, worker, Why.of("a worker with the new settings of ", (name,), " takes its place"))
         elif worker.replaces in fresh:
-            retire(scene, worker, f"the settings of {name} are those of {worker.replaces} again")
+            retire(scene, worker, Why.of("the settings of ", (name,), f" are those of {worker.replaces} again"))
         elif worker.status == "reserved" and worker.is_busy and not fresh and scene.has_waited_long(name):
-            scene.release(worker, f"its calls take long, and others wait for {name}; it is replaced later")
+            why = Why.of("its calls take long, and others wait for ", (name,), "; it is replaced later")
+            scene.release(worker, why)
         elif worker.status == "reserved":
-            retire(scene, worker, f"the settings of {name} have changed")
+            retire(scene, worker, Why.of("the settings of ", (name,), " have changed"))
 
 
 def _above_max(scene: Scene, name: str) -> None:
@@ -89,7 +91,7 @@ def _above_max(scene: Scene, name: str) -> None:
         scene.usable(name), key=lambda worker: (not worker.is_stale, worker.is_busy, worker.idle_since, worker.id)
     )
     for worker in ranked[:extra]:
-        dismiss(scene, worker, f"{name} may have at most {most} workers")
+        dismiss(scene, worker, Why.of((name,), f" may have at most {most} workers"))
 
 
 def _past_ttl(scene: Scene, name: str) -> None:
@@ -104,7 +106,8 @@ def _past_ttl(scene: Scene, name: str) -> None:
             continue
         for each in unit:
             if each.id not in scene.leaving:
-                dismiss(scene, each, f"{each.model} has had no call for {seconds(scene.now - each.idle_since)}")
+                idle = seconds(scene.now - each.idle_since)
+                dismiss(scene, each, Why.of((each.model,), f" has had no call for {idle}"))
 
 
 def _is_past_ttl(scene: Scene, worker: Worker) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from workers.protocol.residency import Why
 from workers.residency.picture import Share
 
 WaitReason = Literal[
@@ -37,7 +38,7 @@ class Start:
     model: str
     machine: str
     shares: tuple[Share, ...]
-    why: str
+    why: Why
     replaces: str = ""
     """Id of the stale worker whose place it takes: that one leaves once this one is ready. Empty: it takes nobody's."""
 
@@ -50,7 +51,7 @@ class Stop:
     worker: str
     model: str
     frees: tuple[Share, ...]
-    why: str
+    why: Why
     wanted_by: str = ""
     """The model that takes its place; empty: it leaves for its own reasons."""
 
@@ -61,7 +62,7 @@ class Drain:
 
     worker: str
     model: str
-    why: str
+    why: Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Reserve:
     worker: str
     model: str
     wanted_by: str
-    why: str
+    why: Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Release:
 
     worker: str
     model: str
-    why: str
+    why: Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Wait:
 
     model: str
     reason: WaitReason
-    why: str
+    why: Why
     until: float | None = None
     """When time alone changes this; None: something has to happen."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Set
 
+from workers.protocol.residency import Why
 from workers.residency.ledger import Ledger
 from workers.residency.picture import Demand, Failure, Machine, Model, Picture, Worker
 from workers.residency.plan import Action, Plan, Release, Start, Wait
@@ -167,11 +168,11 @@ class Scene:
             self.counted.add(worker.id)
             self.ledger.leave(worker)
 
-    def release(self, worker: Worker, why: str = "") -> None:
+    def release(self, worker: Worker, why: Why | None = None) -> None:
         """Note that a reserved worker gets calls again. `why`: unless nobody wants its place any more."""
         self.released.add(worker.id)
         self._num_usable.pop(worker.model, None)
-        why = why or f"nobody waits for the place of {worker.model} any more"
+        why = why or Why.of("nobody waits for the place of ", (worker.model,), " any more")
         self.actions.append(Release(worker.id, worker.model, why))
 
     def reserved(self, model: str) -> list[Worker]:
@@ -213,5 +214,6 @@ def gib(size: int) -> str:
     return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
-def names(models: Iterable[str]) -> str:
-    return ", ".join(sorted(set(models)))
+def names(models: Iterable[str]) -> tuple[str, ...]:
+    """Return the models' names as a part of a `Why`."""
+    return tuple(sorted(set(models)))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from workers.protocol.residency import Why
 from workers.residency.picture import NEVER, Demand, Model
 from workers.residency.plan import Wait
 from workers.residency.scene import Scene, seconds
@@ -26,9 +27,11 @@ class Wish:
     models: tuple[str, ...]
     """The model that is wanted first."""
     cause: Cause
-    why: str
+    why: Why
     priority: int = 0
     since: float = NEVER
+    is_awaited: bool = True
+    """Whether anybody waits for it, so that it becomes overdue."""
     is_overdue: bool = False
     """Whether busy workers may be reserved for it."""
     replaces: str = ""
@@ -86,13 +89,13 @@ def count_wanted(scene: Scene, wishes: Sequence[Wish]) -> dict[str, int]:
 def _kept(scene: Scene, model: Model) -> Iterator[Wish]:
     missing = model.policy.min - scene.num_usable(model.name)
     unit = scene.unit_of(model.name)
-    why = f"{model.name} is kept loaded (min: {model.policy.min})"
+    why = Why.of((model.name,), f" is kept loaded (min: {model.policy.min})")
     for _ in range(missing):
         yield Wish(_first(unit, model.name), "kept", why, model.policy.priority, is_overdue=True)
     if missing <= 0 and len(unit) > 1 and not scene.num_usable(model.name):
         companion = next((other for other in unit if scene.num_usable(other)), "")
         if companion:
-            why = f"{model.name} loads together with {companion}"
+            why = Why.of((model.name,), " loads together with ", (companion,))
             yield Wish(_first(unit, model.name), "kept", why, model.policy.priority)
 
 
@@ -102,11 +105,13 @@ def _called(scene: Scene, model: Model) -> Iterator[Wish]:
         return
     unit, priority, since = _first(scene.unit_of(model.name), model.name), model.policy.priority, scene.since_of(demand)
     if not scene.num_usable(model.name):
-        overdue_at = since + scene.bounds.patience_s
-        yield Wish(unit, "call", _told(scene, demand), priority, since, is_overdue=scene.now >= overdue_at)
+        # Where nobody waits, no worker with calls gives way.
+        is_overdue = demand.is_awaited and scene.now >= since + scene.bounds.patience_s
+        yield Wish(unit, "call", _told(scene, demand), priority, since, demand.is_awaited, is_overdue)
     elif _may_grow(scene, model, demand):
         wait, age = seconds(demand.predicted_wait_s), seconds(scene.now - demand.oldest_since)
-        why = f"calls of {model.name} wait {wait} for its {scene.num_usable(model.name)} workers, the oldest {age}"
+        workers = f" wait {wait} for its {scene.num_usable(model.name)} workers, the oldest {age}"
+        why = Why.of("calls of ", (model.name,), workers)
         yield Wish(unit, "growth", why, priority, since)
 
 
@@ -128,7 +133,7 @@ def _replaced(scene: Scene, model: Model) -> Iterator[Wish]:
     stale = [worker for worker in usable if worker.is_stale and worker.replaces not in back]
     if stale and not any(worker.status == "loading" for worker in usable) and not any(scene.failures_of(model.name)):
         first = min(stale, key=lambda worker: (worker.is_busy, worker.idle_since, worker.id))
-        why = f"the settings of {model.name} have changed"
+        why = Why.of("the settings of ", (model.name,), " have changed")
         yield Wish((model.name,), "replacement", why, model.policy.priority, replaces=first.id)
 
 
@@ -136,7 +141,7 @@ def _preloaded(scene: Scene, model: Model) -> Iterator[Wish]:
     is_due = model.policy.preload and not model.was_loaded and model.name not in scene.demand
     if is_due and not scene.num_usable(model.name):
         unit = _first(scene.unit_of(model.name), model.name)
-        yield Wish(unit, "preload", f"{model.name} is preloaded", model.policy.priority)
+        yield Wish(unit, "preload", Why.of((model.name,), " is preloaded"), model.policy.priority)
 
 
 def _may_load(scene: Scene, model: Model, wish: Wish) -> bool:
@@ -146,24 +151,30 @@ def _may_load(scene: Scene, model: Model, wish: Wish) -> bool:
     failure = max(scene.failures_of(name), key=lambda failure: failure.not_before, default=None)
     if name in scene.picture.unloaded:
         if demand is not None:
-            scene.wait(Wait(name, "unloaded", f"an admin has unloaded {name}; POST /models/load loads it again"))
+            why = Why.of("an admin has unloaded ", (name,), "; POST /models/load loads it again")
+            scene.wait(Wait(name, "unloaded", why))
         return False
     if wish.cause == "call" and not (model.policy.autoload or is_admins):
-        scene.wait(Wait(name, "autoload", f"{name} is not loaded by calls (autoload: false); POST /models/load does"))
+        why = Why.of((name,), " is not loaded by calls (autoload: false); POST /models/load does")
+        scene.wait(Wait(name, "autoload", why))
         return False
     if failure is not None and not scene.candidates(model):
         wait = seconds(failure.not_before - scene.now)
-        why = f"{name} failed to load ({failure.reason}); it is tried again in {wait}"
+        why = Why.of((name,), " failed to load (", *failure.why.parts, f"); it is tried again in {wait}")
         scene.wait(Wait(name, "failed", why, failure.not_before))
         return False
     return True
 
 
-def _told(scene: Scene, demand: Demand) -> str:
+def _told(scene: Scene, demand: Demand) -> Why:
     if demand.is_asked_by_admin and not demand.num_waiting:
-        return f"an admin loads {demand.model}"
+        return Why.of("an admin loads ", (demand.model,))
+    if not demand.num_waiting:
+        calls = "1 call is" if demand.num_elsewhere == 1 else f"{demand.num_elsewhere} calls are"
+        return Why.of(f"{calls} served by a fallback of ", (demand.model,))
     calls = "1 call waits" if demand.num_waiting == 1 else f"{demand.num_waiting} calls wait"
-    return f"{calls} for {demand.model}, the oldest for {seconds(max(0.0, scene.now - demand.oldest_since))}"
+    age = seconds(max(0.0, scene.now - demand.oldest_since))
+    return Why.of(f"{calls} for ", (demand.model,), f", the oldest for {age}")
 
 
 def _first(unit: tuple[str, ...], model: str) -> tuple[str, ...]:

@@ -22,18 +22,18 @@ from tests.support.pool import beat, call, heartbeat
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from workers.protocol import keys
-from workers.protocol.residency import LIFE_S, TOLD_EVERY_S, MachineModels, ModelState, encode
+from workers.protocol.residency import LIFE_S, TOLD_EVERY_S, MachineModels, ModelState, Why, encode
 
 SOON_S = 0.1
 """Within it a supervisor hears of the first call; it takes some ms, and the machines of tests are crowded."""
 REFUSED_S = 2.0
 UNLOADED, LOADING = ModelState(status="unloaded"), ModelState(status="loading", progress=0.426)
 LOADED = ModelState(status="loaded")
-TOO_LARGE = ModelState(status="unloaded", why="no machine has the memory", is_hopeless=True)
+TOO_LARGE = ModelState(status="unloaded", why=Why.of("no machine has the memory"), is_hopeless=True)
 
 
 def failed(retry_in_s: float = 30.0) -> ModelState:
-    return ModelState(status="failed", why="the file ends early", retry_at=time.time() + retry_in_s)
+    return ModelState(status="failed", why=Why.of("the file ends early"), retry_at=time.time() + retry_in_s)
 
 
 @pytest.fixture

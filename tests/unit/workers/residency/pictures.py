@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from workers.protocol.residency import Why
 from workers.residency.picture import (
     CPU,
     NEVER,
@@ -65,7 +66,7 @@ def waits(name: str, for_s: float = 5, calls: int = 1, **more: Any) -> Demand:
 
 
 def failed(name: str, for_s: float = 60, machine: str = "") -> Failure:
-    return Failure(name, NOW + for_s, "out of memory", machine)
+    return Failure(name, NOW + for_s, Why.of("out of memory"), machine)
 
 
 def picture(

@@ -538,8 +538,21 @@ def test_the_order_of_a_picture_does_not_matter(name: str) -> None:
 def test_what_is_told_is_for_people(name: str) -> None:
     for action in decide(TABLE[name][0], NOW).actions:
         about = {action.model, getattr(action, "wanted_by", ""), "machine"} - {""}
-        assert any(each in action.why for each in about), action
-        assert "\n" not in action.why
+        assert any(each in action.why.whole for each in about), action
+        assert "\n" not in action.why.whole
+
+
+def test_a_model_that_a_fallback_stands_in_for_is_loaded_and_nobody_with_calls_gives_way() -> None:
+    elsewhere = replace(waits("b", 300, calls=0), num_elsewhere=3)
+    plan = decide(picture([A, B], [], [elsewhere]), NOW)
+    assert told(plan) == ["start b m/gpu0"]
+    assert plan.actions[0].why.whole == "3 calls are served by a fallback of b"
+    assert told(decide(picture([A, B], [worker("a1", 20)], [elsewhere]), NOW))[0] == "stop a1 for b", "it is idle"
+    waiting = decide(picture([A, B], [worker("a1", 20, calls=1)], [elsewhere]), NOW)
+    assert told(waiting) == ["wait b busy"], "nobody waits for it"
+    assert "no more calls" not in waiting.actions[0].why.whole
+    asked = replace(elsewhere, num_waiting=1)
+    assert "reserve a1 for b" in told(decide(picture([A, B], [worker("a1", 20, calls=1)], [asked]), NOW))
 
 
 def test_how_many_workers_are_wanted() -> None:
