@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import redis.asyncio
+from msgspec import structs
 
 from workers.planner.exchange import Exchange, Look
 from workers.planner.hearing import Hearing
@@ -16,7 +17,7 @@ from workers.planner.merge import all_demand
 from workers.planner.messages import MachineCatalog, MachineOrders, MachineReport, digest_of, encode
 from workers.planner.planner import Decision, Planner
 from workers.protocol import keys
-from workers.protocol.residency import TOLD_EVERY_S, MachineModels, ModelDemand, decode_demand
+from workers.protocol.residency import TOLD_EVERY_S, MachineModels, ModelDemand, ModelState, decode_demand
 
 CATALOG_EVERY_S = 20.0
 """Maximum seconds between two writings of the machine's catalog."""
@@ -98,12 +99,13 @@ class Coordinator:
                 self._planner.learn(machine, found, told)
         self._planner.learn(self._machine, digest, catalog)
         lease.see(self._planner.highest_fence(clock))
-        if not await self._mark(clock):
+        demand = self.demand()
+        if not await self._mark(demand, clock):
             return None
         # Asked last: what follows does not wait for anything before this machine's own orders are there.
         if not lease.holds():
             return None
-        self.decision = decision = self._planner.decide(self.demand(), now, clock)
+        self.decision = decision = self._planner.decide(demand, now, clock)
         if decision is None:
             return None
         await self._order(decision, clock)
@@ -113,7 +115,7 @@ class Coordinator:
         """Tell the other machines and gateways of this one: what changed at once, the rest every TOLD_EVERY_S."""
         digest, encoded = self._encoded(catalog)
         report, clock = replace_catalog(report, digest), time.monotonic()
-        urgent = (_urgent(report), states.models, states.wanted)
+        urgent = (_urgent(report), _without_progress(states), states.wanted)
         if urgent == self._told[1] and clock - self._told[0] < TOLD_EVERY_S:
             return
         is_due = digest != self._catalog_told[0] or clock - self._catalog_told[1] > CATALOG_EVERY_S
@@ -137,11 +139,13 @@ class Coordinator:
         """Call `on_message` whenever there is something to be read for this machine, until cancelled."""
         await self._exchange.listen(on_message)
 
-    async def _mark(self, clock: float) -> bool:
+    async def _mark(self, demand: Mapping[str, ModelDemand], clock: float) -> bool:
         """Mark the models of all machines as supervised and read which ones admins have unloaded, where that is due;
         return whether Redis answered."""
         models, (marked, at) = self._planner.describe().names, self._marked
-        if models <= marked and clock - at < keys.SUPERVISED_INTERVAL_S:
+        # A call loads a model that was unloaded: its gateway has taken the mark back as it told of the call.
+        is_called = any(told.num_waiting and model in self._planner.unloaded for model, told in demand.items())
+        if models <= marked and clock - at < keys.SUPERVISED_INTERVAL_S and not is_called:
             return True
         unloaded = await self._unloaded(sorted(models))
         if unloaded is None:
@@ -188,6 +192,11 @@ def _urgent(report: MachineReport) -> object:
     workers = [(worker.id, worker.status, worker.is_settling, worker.is_stale) for worker in report.workers]
     failures = [*report.failures]
     return (report.boot, report.fence, report.done, report.catalog, report.is_leaving, workers, failures)
+
+
+def _without_progress(states: MachineModels) -> dict[str, ModelState]:
+    """Return the models' states without their progress, which changes all the time while one loads."""
+    return {name: structs.replace(state, progress=None) for name, state in states.models.items()}
 
 
 def _reasons(orders: MachineOrders) -> Collection[tuple[str, str]]:
