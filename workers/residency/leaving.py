@@ -16,7 +16,7 @@ def leave_by_rule(scene: Scene) -> None:
         why = _unwanted(scene, worker)
         if why and worker.status != "draining":
             dismiss(scene, worker, why)
-    for model in scene.models.values():
+    for model in scene.models.values() if scene.has_stale else ():
         _replaced(scene, model.name)
     for model in scene.models.values():
         _above_max(scene, model.name)
@@ -67,13 +67,15 @@ def _replaced(scene: Scene, name: str) -> None:
         return
     ready = [worker for worker in scene.usable(name) if worker.status == "ready"]
     succeeded = {worker.replaces for worker in ready}
-    has_fresh = any(not worker.is_stale for worker in ready)
+    fresh = {worker.id for worker in ready if not worker.is_stale}
     for worker in stale:
         if worker.status == "loading":
             dismiss(scene, worker, Why.of("the settings of ", (name,), " have changed while it was loaded"))
         elif worker.id in succeeded:
             retire(scene, worker, Why.of("a worker with the new settings of ", (name,), " takes its place"))
-        elif worker.status == "reserved" and worker.is_busy and not has_fresh and scene.has_waited_long(name):
+        elif worker.replaces in fresh:
+            retire(scene, worker, Why.of("the settings of ", (name,), f" are those of {worker.replaces} again"))
+        elif worker.status == "reserved" and worker.is_busy and not fresh and scene.has_waited_long(name):
             why = Why.of("its calls take long, and others wait for ", (name,), "; it is replaced later")
             scene.release(worker, why)
         elif worker.status == "reserved":

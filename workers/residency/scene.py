@@ -27,6 +27,7 @@ class Scene:
             (worker for worker in picture.workers if worker.machine in self.machines), key=lambda worker: worker.id
         )
         """Workers of machines that are there."""
+        self.has_stale = any(worker.is_stale for worker in self.workers)
         self.demand = {demand.model: demand for demand in picture.demand}
         self.ledger = Ledger(picture.machines, self.workers)
         self.of_model: dict[str, list[Worker]] = {}
@@ -105,8 +106,11 @@ class Scene:
         found = self._num_usable.get(model)
         if found is None:
             usable = self.usable(model)
-            ids = {worker.id for worker in usable}
-            found = self._num_usable[model] = sum(worker.replaces not in ids for worker in usable)
+            found = len(usable)
+            if self.has_stale:
+                ids = {worker.id for worker in usable}
+                found -= sum(worker.replaces in ids for worker in usable)
+            self._num_usable[model] = found
         return found
 
     def num_usable(self, model: str) -> int:

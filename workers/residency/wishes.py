@@ -127,8 +127,10 @@ def _may_grow(scene: Scene, model: Model, demand: Demand) -> bool:
 
 def _replaced(scene: Scene, model: Model) -> Iterator[Wish]:
     """Yield a successor of one worker with outdated settings, unless one is being loaded or could not be."""
-    usable = scene.usable(model.name)
-    stale = [worker for worker in usable if worker.is_stale]
+    usable = scene.usable(model.name) if scene.has_stale else []
+    # Where the settings are those of its predecessor again, that one is released.
+    back = {worker.id for worker in usable if not worker.is_stale} | {each.id for each in scene.reserved(model.name)}
+    stale = [worker for worker in usable if worker.is_stale and worker.replaces not in back]
     if stale and not any(worker.status == "loading" for worker in usable) and not any(scene.failures_of(model.name)):
         first = min(stale, key=lambda worker: (worker.is_busy, worker.idle_since, worker.id))
         why = Why.of("the settings of ", (model.name,), " have changed")

@@ -344,6 +344,16 @@ TABLE: dict[str, tuple[Picture, list[str]]] = {
         picture([model("a", 4)], [worker("a1", 4, stale=True), worker("a2", 4, stale=True, replaces="a1")]),
         ["reserve a1 for a", "start a m/gpu0 for a2"],
     ),
+    "settings that are the old ones again": (
+        picture(
+            [model("a", 4)], [worker("a1", 4, status="reserved", calls=1), worker("a2", 4, stale=True, replaces="a1")]
+        ),
+        ["release a1"],
+    ),
+    "the successor leaves then": (
+        picture([model("a", 4)], [worker("a1", 4, calls=1), worker("a2", 4, stale=True, replaces="a1")]),
+        ["reserve a2 for a"],
+    ),
     "settings that can't be loaded replace nobody": (
         picture([A], [worker("a1", stale=True)], failures=(failed("a"),)),
         [],
