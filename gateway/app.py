@@ -279,6 +279,7 @@ class _Core:
     is_leaving: Callable[[], bool]
     first: FirstWorkers
     limit_sync: LimitSync
+    prices: Prices
     usage: Usage
 
 
@@ -301,14 +302,14 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     catalog.listen(lambda names: first.only(names.meant))
     fleet.listen(first.follow)
     states = ModelStates(redis, unreadable, lambda: catalog.names.meant)
-    admission = _admission(settings, redis, gateway_id, fleet, states, metrics, unreadable)
+    admission = _admission(settings, redis, gateway_id, catalog, fleet, states, metrics, unreadable)
     prompts = WrittenPrompts() if settings.log_prompts else UNWRITTEN
     limits, adapters = _limits(settings), CallAdapters(fleet, desired_adapters)
     dispatcher = Dispatcher(fleet, admission, relay, metrics, limits, adapters)
     admission.report_also(dispatcher.workers.waiting_for_worker)
-    prices = Prices(keys.directory)
+    prices = Prices(keys.directory, lambda: catalog.names.prices)
     usage = _usage(settings, redis, metrics, prices)
-    resolver = CallResolver(catalog, fleet, metrics, limits, usage.begin)
+    resolver = CallResolver(catalog, fleet, metrics, limits, usage.begin, prices.dearest)
     limit_store = LimitStore(redis, process, took=metrics.script_took)
     rate_limits = RateLimits(limit_store, keys.directory, prices, fleet.pool, metrics.limited)
     pipeline = Pipeline(dispatcher, adapters, limits, prompts, rate_limits)
@@ -335,11 +336,12 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         sockets=sockets,
         in_flight=in_flight,
         gauges=GaugeCollector(
-            metrics, fleet, admission, dispatcher.workers, lambda: catalog.names.models, leaving, sockets
+            metrics, fleet, admission, dispatcher.workers, lambda: catalog.names.models, leaving, sockets, states.wanted
         ),
         is_leaving=leaving,
         first=first,
         limit_sync=LimitSync(rate_limits, limit_store),
+        prices=prices,
         usage=usage,
     )
 
@@ -370,6 +372,7 @@ def _admission(
     settings: GatewaySettings,
     redis: redis.asyncio.Redis,
     gateway_id: str,
+    catalog: LiveCatalog,
     fleet: Fleet,
     states: ModelStates,
     metrics: Metrics,
@@ -384,6 +387,7 @@ def _admission(
         lost=metrics.lost_leases,
         unreadable=unreadable,
         states=states,
+        told_of=lambda caller: catalog.names.told_of(caller, fleet.snapshot.models, fleet.snapshot.adapters),
     )
     fleet.keep_unless(admission.takes_writes)
     return admission
@@ -420,7 +424,7 @@ def _handlers(
     loader = MediaLoader(fleet, Fetcher(_fetch_bounds(settings)), max_media_bytes, settings.max_body_bytes)
     calls = CallHandlers(resolver, pipeline, intake, pings, resumable, core.queries, loader)
     reader, desired_models, chat = RequestReader(resolver, intake), DesiredModels(redis), ChatDialect()
-    listing, states = Models(catalog, fleet, desired_models, core.states), core.states
+    listing, states = Models(catalog, fleet, desired_models, core.states, core.prices), core.states
     models = partial(answer_models, listing.show, ModelInfos(catalog, fleet).show)
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     of_sockets = (core.sockets, Memories(settings.socket_bytes_per_team), bounds)

@@ -81,8 +81,10 @@ class GaugeCollector:
         named: Callable[[], frozenset[str]],
         stopping: Callable[[], bool],
         sockets: Sockets,
+        wanted: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """`named` returns the models of the catalog, which are shown even if nobody serves or calls them."""
+        """`named` returns the models of the catalog, which are shown even if nobody serves or calls them; `wanted`,
+        model -> the workers that supervisors want it to have."""
         self._metrics = metrics
         self._fleet = fleet
         self._admission = admission
@@ -90,6 +92,7 @@ class GaugeCollector:
         self._named = named
         self._stopping = stopping
         self._sockets = sockets
+        self._wanted = wanted
         self._connections: Connections | None = None
 
     def follow(self, connections: Connections) -> None:
@@ -143,6 +146,7 @@ class GaugeCollector:
 
     def _update_fleet(self, models: Iterable[str]) -> None:
         workers, draining, slots, busy = (dict[str, float]() for _ in range(4))
+        wanted = self._wanted()
         for model in models:
             beats = self._fleet.snapshot.of(model)
             serving = [beat for beat in beats if not beat.draining]
@@ -153,6 +157,7 @@ class GaugeCollector:
         for gauge, values in (
             (now.workers, workers),
             (now.workers_draining, draining),
+            (now.workers_wanted, {model: wanted[model] for model in models if model in wanted}),
             (now.slots, slots),
             (now.slots_busy, busy),
         ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -327,6 +327,12 @@ class GatewaySettings(GatewaySecret):
 class UpSettings(GatewaySettings, AccountsSettings, SupervisorSettings):
     """`paddock up`: the gateways, the supervisor and a private Redis on one machine."""
 
+    usual: ClassVar[tuple[str, ...]] = (
+        *("model", "hf", "alias", "catalog", "models_dir", "host", "port"),
+        *("workers", "slots", "ctx", "gpus", "api_key", "state_dir"),
+    )
+    """The settings that the help page has first."""
+
     gateways: Annotated[
         int,
         BeforeValidator(lambda value: 0 if value == "auto" else value),
@@ -341,13 +347,6 @@ class UpSettings(GatewaySettings, AccountsSettings, SupervisorSettings):
         bool,
         Field(description="run the accounts service too: teams, keys, budgets and usage, in a database"),
     ] = True
-    worker_redis_url: Annotated[
-        str,
-        Field(
-            description="redis_url for the workers of `paddock up`, with the login of their own user (docs/redis.md); "
-            "empty: redis_url"
-        ),
-    ] = ""
 
 
 def known_settings() -> frozenset[str]:

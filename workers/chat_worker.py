@@ -190,6 +190,7 @@ class ChatWorker:
                 replace(beat, infill=self.prompts.can_infill, facts=facts or beat.facts)
             ),
             retire=engine.retire,
+            stay=engine.stay,
         )
 
     def _engine(self, mailbox: Mailbox, life: Lifecycle) -> Engine:

@@ -110,6 +110,7 @@ def pooled_service(
         adverts=None,
         announced=lambda beat: msgspec.structs.replace(beat, width=width, facts=facts or beat.facts),
         retire=lambda: None,
+        stay=lambda: None,
     )
 
 

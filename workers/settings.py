@@ -87,7 +87,7 @@ class PaddockSettings(BaseSettings):
         """Turn structures into JSON text: a config file may write `llama: {n_batch: 512}`, a flag must write JSON."""
         return sources.json_text(value)
 
-    @field_validator("redis_url")
+    @field_validator("redis_url", "worker_redis_url", check_fields=False)
     @classmethod
     def _whole_redis_url(cls, value: str) -> str:
         if value:
@@ -141,7 +141,7 @@ SPEC_FIELDS = {
 }
 """Name -> field of `ModelSpec`, those of `ChatDefaults` last. `with_spec_fields` makes settings from them."""
 
-NOT_OF_MODELS = frozenset({"name", "path", "hf", "workers", "residency", "gpus", "tags"})
+NOT_OF_MODELS = frozenset({"name", "path", "hf", "workers", "residency", "gpus", "tags", "price"})
 """`ModelSpec` fields that `ModelSettings` lacks: its `alias` and `model` set two, supervisors or catalogs the rest."""
 
 Settings = TypeVar("Settings", bound=BaseSettings)
@@ -327,3 +327,10 @@ class SupervisorSettings(EveryWorkerSettings):
         Field(gt=0, description="longest download of a model; what has come is kept, and the next start goes on there"),
     ] = 7200.0
     workers: Annotated[int, Field(ge=1, le=256, description="worker processes for the model")] = 2
+    worker_redis_url: Annotated[
+        str,
+        Field(
+            description="redis_url for the workers of `paddock up` or a supervisor, with the login of their own user "
+            "(docs/redis.md); empty: redis_url"
+        ),
+    ] = ""

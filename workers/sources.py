@@ -37,7 +37,9 @@ def flag(name: str) -> str:
 
 
 class FlagParser(ArgumentParser):
-    """An argparse parser whose help page is made from the settings class; raises UnknownFlag instead of exiting."""
+    """An argparse parser whose help page is made from the settings class; raises UnknownFlag instead of exiting.
+
+    The class's attribute `usual` names the settings that come first, if it has one."""
 
     def __init__(self, settings_class: type[BaseSettings], prog: str) -> None:
         super().__init__(prog=prog, allow_abbrev=False)
@@ -46,9 +48,11 @@ class FlagParser(ArgumentParser):
     def format_help(self) -> str:
         summary = " ".join((self.settings_class.__doc__ or "").split())
         lines = [f"usage: {self.prog} [flags]", "", *textwrap.wrap(summary, WIDTH)]
-        for title, names in sections(self.settings_class):
-            lines += ["", f"{title}:"]
-            lines += [line for name in names for line in _entry(name, self.settings_class.model_fields[name])]
+        usual = list(getattr(self.settings_class, "usual", ()))
+        for title, names in [("What people set first", usual), *sections(self.settings_class)]:
+            shown = [name for name in names if name not in usual or names is usual]
+            lines += ["", f"{title}:"] if shown else []
+            lines += [line for name in shown for line in _entry(name, self.settings_class.model_fields[name])]
         lines += [
             "",
             *textwrap.wrap(
@@ -94,6 +98,8 @@ def sections(settings_class: type[BaseSettings]) -> list[tuple[str, list[str]]]:
 
 def default_text(field: FieldInfo) -> str:
     """Return a field's default as a person writes it; empty for unset."""
+    if isinstance(field.default, bool):
+        return str(field.default).lower()
     return "" if field.default in (None, "") else str(field.default)
 
 
@@ -111,13 +117,19 @@ def _placeholder(name: str, field: FieldInfo) -> str:
     if get_origin(field.annotation) is Literal:
         return "|".join(get_args(field.annotation))
     kinds: Sequence[Any] = get_args(field.annotation) or (field.annotation,)
+    if bool in kinds:
+        return "true|false"
     if int in kinds:
         return "N"
     if float in kinds:
         return "SECONDS" if name.endswith("_s") else "NUMBER"
     if name.endswith("_dir"):
         return "FOLDER"
-    return "FILE" if "Path" in str(kinds) else "TEXT"
+    if "Path" in str(kinds):
+        return "FILE"
+    if name.endswith(("_url", "_endpoint")):
+        return "URL"
+    return "JSON" if (field.description or "").startswith("JSON") else "TEXT"
 
 
 PREFIX = "PADDOCK_"

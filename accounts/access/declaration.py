@@ -35,6 +35,10 @@ SECTIONS: tuple[tuple[str, Kind[Any]], ...] = (
 """The order in which records are made: later ones may name earlier ones."""
 ABSENT: tuple[object, ...] = (None, "", False, [], {})
 """Default values, which are left out of the differences of a new record."""
+STRUCTURE = (
+    "The file is an object of lists: organisations, teams, users, aliases, keys, each of records such as "
+    f"`{{name: red}}` and of at most {MAX_DECLARED:,}; correct it there (docs/teams.md)."
+)
 GRACE, HASH = "grace_s", "sha256"
 
 
@@ -73,7 +77,10 @@ def read_declaration(text: bytes) -> Declaration:
         found = yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise Invalid(f"The file is no YAML: {error}.") from None
-    return editing.convert(found or {}, Declaration)
+    try:
+        return editing.convert(found or {}, Declaration)
+    except Invalid as error:
+        raise Invalid(f"{error.message} {STRUCTURE}", param=error.param) from None
 
 
 class Declarations:

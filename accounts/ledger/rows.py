@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Column, Connection, String, Table, select
+from sqlalchemy import Column, Connection, String, Table, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from accounts.database.schema import usage, usage_days, usage_end_users, usage_hours, usage_months
+from accounts.database.schema import facts, usage, usage_days, usage_end_users, usage_hours, usage_months
 from accounts.protocol.periods import UTC, span_at
 from accounts.protocol.usage import UsageBatch, UsageRecord, is_failed
 
@@ -23,6 +23,9 @@ COUNTED = (
     *("prompt_tokens", "cached_tokens", "completion_tokens", "media_tokens", "queue_ms", "compute_ms", "cost_nano"),
 )
 """Fields of a record that sums add up."""
+
+DELETED_UNTIL = "usage_deleted_until"
+"""Name of the fact: unix time."""
 
 Row = dict[str, Any]
 Key = tuple[int | str, ...]
@@ -136,3 +139,22 @@ def _fitting(column: Column[Any]) -> Callable[[Any], Any]:
 
 
 _FITTING = {column.name: _fitting(column) for column in usage.c if column.name not in ("id", "process")}
+
+
+def hold_deleted_until(connection: Connection) -> float:
+    """Return the time before which calls may have been deleted; none are until the transaction has ended, which is one
+    that writes."""
+    wanted = select(facts.c.value).where(facts.c.name == DELETED_UNTIL)
+    # On SQLite the transaction has the lock on all writing anyway.
+    found = connection.execute(wanted.with_for_update(read=True)).scalar()
+    if found is not None:
+        return float(found)
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    connection.execute(insert(facts).values(name=DELETED_UNTIL, value="0.0").on_conflict_do_nothing())
+    return float(connection.execute(wanted.with_for_update(read=True)).scalar_one())
+
+
+def note_deletion(connection: Connection, until: float) -> None:
+    """Note that calls before this time are deleted. Call it first in the transaction that deletes them."""
+    if hold_deleted_until(connection) < until:
+        connection.execute(update(facts).where(facts.c.name == DELETED_UNTIL).values(value=repr(until)))

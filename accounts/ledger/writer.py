@@ -20,8 +20,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyErro
 
 from accounts.database.database import Database
 from accounts.errors import DatabaseAway
-from accounts.ledger.deleted import hold_deleted_until
-from accounts.ledger.rows import write_batch, write_sums
+from accounts.ledger.rows import hold_deleted_until, write_batch, write_sums
 from accounts.ledger.stream import Entry, LedgerStream
 from accounts.protocol.usage import UsageBatch, UsageRecord, decode_batch, encode_batch
 

@@ -18,6 +18,8 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from workers.models.prices import Rates
+
 FIRST_KEY_NAME = "first"
 SESSION_PREFIX = "session-"
 """Beginning of the names of keys of people who have signed in."""
@@ -197,20 +199,13 @@ class AliasRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     limits: Limits = NO_LIMITS
 
 
-class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A model's price from one day on, in the currency of the price list."""
+class Price(Rates, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The price of a model or an adapter from one day on, in the currency of the price list."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     """A model or adapter; `*`: all that have no price of their own."""
     valid_from: float = 0.0
     """Unix time."""
-    per_million_prompt: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """Per million prompt tokens that were computed; those of pictures and sounds are among them."""
-    per_million_cached: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """Per million prompt tokens that were cached."""
-    per_million_completion: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    per_gpu_second: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """Per second from an answer's submission to its end, shared by nobody: each call pays its own."""
 
 
 class PriceListRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="prices"):
@@ -264,6 +259,8 @@ def read_records(setting: str) -> tuple[AccessRecord, ...]:
     for name in names:
         if names.count(name) > 1 or name == FIRST_KEY_NAME:
             raise KeysInvalid(f"api_keys: the name {name!r} is taken; give each key a name of its own")
+        if name.startswith(RESERVED_PREFIXES):
+            raise KeysInvalid(f"api_keys: {reserved_name(name)}")
     return records
 
 

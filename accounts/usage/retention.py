@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from accounts.database.database import Database
 from accounts.database.schema import budget_periods, usage, usage_end_users, usage_hours, webhooks
-from accounts.ledger.deleted import note_deletion
+from accounts.ledger.rows import note_deletion
 from accounts.metrics import Metrics
 from accounts.usage.summary import DAY_S
 

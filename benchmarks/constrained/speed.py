@@ -16,8 +16,8 @@ from benchmarks.constrained.cases import Case, tokens_of
 from benchmarks.synthetic_model import synthetic_model
 from benchmarks.table import Row
 from workers.constraint.guidance import Grammar, schema_to_lark, tokenizer
+from workers.constraint.languages.schema import enforceable
 from workers.constraint.mask import Bits, Mask, Unusable
-from workers.constraint.schema import enforceable
 from workers.llama.sampling.candidates import Candidates
 from workers.llama.sampling.grammar import GbnfGrammars
 from workers.llama.sampling.samplers import SamplerChain

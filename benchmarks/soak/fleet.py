@@ -176,7 +176,7 @@ def _start(fleet: Fleet, port: int) -> None:
     ours = {"catalog": catalog, "log_level": "warning"}
     command = [sys.executable, "-m", "gateway.cli", "supervisor"]
     told = {name: value for name, value in SMALL.items() if name not in OF_A_MODEL}
-    fleet.supervisor = stack.spawn("supervisor", command, environment(told | folders | ours), "worker")
+    fleet.supervisor = stack.spawn("supervisor", command, environment(told | folders | ours), "supervisor")
     wired: dict[str, Any] = {
         "worker_port": port,
         "worker_address": f"http://127.0.0.1:{fleet.wire.port}",

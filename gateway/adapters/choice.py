@@ -68,12 +68,9 @@ def visible_adapters(known: Sequence[str], principal: Principal) -> list[str]:
     return [name for name in known if principal.admin or principal.may_use(name)]
 
 
-def first_adapter(asked: Sequence[AdapterUse], known: Sequence[str]) -> str:
-    """Return the name of the first adapter that a request turns on, also if it names it by number; empty: none."""
-    for use in asked:
-        if use.scale:
-            return _known_name(use.name, known) or use.name
-    return ""
+def adapters_of(asked: Sequence[AdapterUse], known: Sequence[str]) -> list[str]:
+    """Return the names of the adapters that a request turns on, also if it names them by number."""
+    return [_known_name(use.name, known) or use.name for use in asked if use.scale]
 
 
 def find_adapter(wanted: str, known: Sequence[str], principal: Principal) -> str:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,8 +23,8 @@ from gateway.admission.local_queue import LocalQueue, Waiter, WaitLimits
 from gateway.admission.maintenance import Maintenance
 from gateway.admission.ranker import Ranker
 from gateway.back_pressure import model_not_loaded, no_slot_in_time, no_worker_in_time, queue_full, stopping
-from gateway.call import Call
-from gateway.errors import QueueFull, QueueTimeout, StoreUnavailable
+from gateway.call import Call, Principal
+from gateway.errors import ModelNotLoaded, QueueFull, QueueTimeout, StoreUnavailable
 from gateway.registry.fleet import Fleet
 from gateway.registry.model_states import ModelStates, Refusal
 from gateway.routing.explain import Explanation
@@ -75,6 +75,11 @@ def _ignore_lost_leases(model: str, why: str, count: int) -> None:
     """Do nothing about leases that ended before their calls did."""
 
 
+def _only_its_own(principal: Principal) -> Container[str] | None:
+    """Return no models, if the key is limited to some: the default of `told_of`."""
+    return None if principal.aliases is None else ()
+
+
 class Admission:
     """Gives calls slots, in fair order over all gateways of one Redis. Use it on one event loop, on which `run` must
     run."""
@@ -94,12 +99,14 @@ class Admission:
         lost: Callable[[str, str, int], None] = _ignore_lost_leases,
         unreadable: Unreadable | None = None,
         states: ModelStates | None = None,
+        told_of: Callable[[Principal], Container[str] | None] = _only_its_own,
     ) -> None:
         """`max_queue`: maximum number of calls that wait for one model; `max_queue_per_team`: the same for the calls of
         one team (None: `max_queue`). More calls are refused with QueueFull. `known_after_s`: seconds that this gateway
         must be on the list of gateways before it places calls without Redis. `lost` is called for leases that ended
         before their calls did, with the model, the cause (`metrics.LEASE_ENDS`) and the number of leases. `states`: the
-        states of the models that are loaded on demand, read by its own `run`."""
+        states of the models that are loaded on demand, read by its own `run`. `told_of` returns the models that a
+        caller may be told of, None: all of them."""
         self._store = store
         self._fleet = fleet
         self._gateway = gateway_id
@@ -116,6 +123,7 @@ class Admission:
             store.redis, gateway_id, self._queue, self.predicted_wait_s, self._states.is_on_demand
         )
         self._states.listen(self._on_states_read, self._waits_for_worker)
+        self._told_of = told_of
         self._closed = False
         fleet.listen(lambda _: self._on_fleet_change())
         self._maintenance = Maintenance(
@@ -162,7 +170,7 @@ class Admission:
                 refusals[model] = self._states.refusal(model)
             refusal = refusals[model]
             if refusal is not None and waiter.since <= refusal.known_since:
-                waiter.refusal = model_not_loaded(model, refusal.state.why, refusal.retry_in_s(time.time()))
+                waiter.refusal = refusal
                 waiter.woken.set()
             if waiter.queue_position is not None:
                 waiter.queue_position.loading = self._states.loading(model)
@@ -182,6 +190,10 @@ class Admission:
     def may_load(self, model: str) -> bool:
         """Return whether a call that waits for a model without a worker may have it loaded."""
         return self._states.of(model) is not None and self._states.refusal(model) is None
+
+    def want(self, model: str) -> None:
+        """Have a model loaded for calls to come: this one goes to a fallback. Never waits."""
+        self._demand.want(model)
 
     @property
     def can_place_degraded(self) -> bool:
@@ -306,7 +318,7 @@ class Admission:
         try:
             async with asyncio.timeout(max(0.0, waiter.deadline - time.monotonic())) as waiter.timer:
                 while taken is None:
-                    taken = await self._request_slot(waiter, queue_position) or await self._wait(waiter)
+                    taken = await self._request_slot(waiter, queue_position) or await self._wait(waiter, call)
         except TimeoutError:
             raise self._timeout_error(call, waiter) from None
         finally:
@@ -382,7 +394,7 @@ class Admission:
             return True
         return False
 
-    async def _wait(self, waiter: Waiter) -> Lease | None:
+    async def _wait(self, waiter: Waiter, call: Call) -> Lease | None:
         """Wait for a slot, one of this gateway's share or one from Redis. Return None if Redis is back and must be
         asked again."""
         while waiter.local is None:
@@ -391,7 +403,7 @@ class Admission:
             if self._closed:
                 raise stopping()
             if waiter.refusal is not None and waiter.local is None:
-                raise waiter.refusal
+                raise self._not_loaded_error(call, waiter.refusal)
             if waiter.local is not None or self._degraded.is_degraded(waiter.model):
                 continue
             if waiter.filed is None:
@@ -411,11 +423,16 @@ class Admission:
             return queue_full(queue, self._max_team_queue, waiter.order.team)
         return queue_full(queue, self._max_queue)
 
+    def _not_loaded_error(self, call: Call, refusal: Refusal) -> ModelNotLoaded:
+        why = refusal.state.why.shown(self._told_of(call.principal))
+        return model_not_loaded(call.model, why, refusal.retry_in_s(time.time()))
+
     def _timeout_error(self, call: Call, waiter: Waiter) -> QueueTimeout:
         waited_s = time.monotonic() - call.received_at
         if not waiter.wait_limits.served:
             state = self._states.of(call.model)
-            return no_worker_in_time(call.model, waited_s, "" if state is None else state.why)
+            why = "" if state is None else state.why.shown(self._told_of(call.principal))
+            return no_worker_in_time(call.model, waited_s, why)
         queue = self._ranker.queue_state(call.model)
         return no_slot_in_time(queue, waited_s, is_degraded=self._degraded.is_degraded(call.model))
 

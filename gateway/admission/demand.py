@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 
 import redis.asyncio
@@ -24,6 +25,8 @@ from workers.redis.link import short_commands_of
 
 USED_S = 60.0
 """Seconds for which a model is told of after its last call."""
+ELSEWHERE_S = 15.0
+"""Seconds for which a model is wanted after a fallback took a call: what may leave for it can have calls just now."""
 KEY_TTL_S = 2 * LIFE_S
 """Lifetime of the hash unless a gateway writes to it: fields do not expire by themselves."""
 
@@ -31,6 +34,16 @@ KEY_TTL_S = 2 * LIFE_S
 def _nothing() -> Mapping[str, tuple[int, float]]:
     """Return no calls: the default of `DemandReport.unqueued`."""
     return {}
+
+
+@dataclass(slots=True)
+class _Elsewhere:
+    """The calls for one model that fallbacks serve, one not long after the other."""
+
+    since: float
+    """time.monotonic() of the first, and of the last."""
+    last: float
+    number: int = 1
 
 
 class DemandReport:
@@ -57,6 +70,7 @@ class DemandReport:
         """Models that Redis has been told, or is being told, that calls wait for."""
         self._wanted = set[str]()
         """Models without workers for which calls began to wait since Redis was last told."""
+        self._elsewhere: dict[str, _Elsewhere] = {}
         self._is_told = False
         """Whether Redis may have this gateway's field."""
         self._over = False
@@ -68,6 +82,15 @@ class DemandReport:
         if model not in self._waited_for and not self._outage.lasts:
             self._wanted.add(model)
             self._wake.set()
+
+    def want(self, model: str) -> None:
+        """Note that a fallback serves a call in place of a model that has no worker. Never waits."""
+        now, known = time.monotonic(), self._elsewhere.get(model)
+        if known is None or now - known.last > ELSEWHERE_S:
+            self._elsewhere[model] = _Elsewhere(now, now)
+            self._wake.set()
+        else:
+            known.last, known.number = now, known.number + 1
 
     async def run(self) -> None:
         """Tell until cancelled."""
@@ -92,16 +115,20 @@ class DemandReport:
         now, clock = time.monotonic(), time.time()
         unqueued, oldest = self.unqueued(), self._queue.oldest_waits()
         found: dict[str, ModelDemand] = {}
-        for model in self._queue.used_since(now - USED_S) | unqueued.keys():
+        self._elsewhere = {model: calls for model, calls in self._elsewhere.items() if now - calls.last <= ELSEWHERE_S}
+        for model in self._queue.used_since(now - USED_S) | unqueued.keys() | self._elsewhere.keys():
             num_unqueued, unqueued_s = unqueued.get(model, (0, 0.0))
             num_waiting = self._queue.num_waiting(model) + num_unqueued
             waited_s = max(now - oldest.get(model, now), unqueued_s)
-            used_at = self._queue.used_at(model)
+            used_at, elsewhere = self._queue.used_at(model), self._elsewhere.get(model)
+            if elsewhere is not None and not num_waiting:
+                waited_s = now - elsewhere.since
             found[model] = ModelDemand(
                 num_waiting=num_waiting,
-                oldest_at=clock - waited_s if num_waiting else 0.0,
+                oldest_at=clock - waited_s if num_waiting or elsewhere is not None else 0.0,
                 predicted_wait_s=self._predicted_wait_s(model),
                 num_running=self._queue.num_in_flight(model),
+                num_elsewhere=0 if elsewhere is None else elsewhere.number,
                 used_at=clock - (now - used_at) if used_at is not None else 0.0,
             )
         return dict(sorted(found.items(), key=lambda item: -item[1].num_waiting))

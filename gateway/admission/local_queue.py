@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gateway.back_pressure import QueueState
-from gateway.errors import ModelNotLoaded
+from gateway.registry.model_states import Refusal
 from gateway.routing.placement import PlacementRequest, Ranking
 from gateway.store.client import Filed, Lease, Offers, Order
 from gateway.telemetry.answer_log import QueuePosition
@@ -150,7 +150,7 @@ class Waiter:
 
     timer: asyncio.Timeout | None = None
     """The timeout that ends the call's wait."""
-    refusal: ModelNotLoaded | None = None
+    refusal: Refusal | None = None
     """Why the call had better not wait any longer, since its model has no worker and gets none; None: it may wait."""
 
     @property

@@ -16,6 +16,7 @@ from gateway.catalog.conversations import rank_targets
 from gateway.catalog.jobs import CANNOT, KIND_OF, Workers, capable_models, default_name, only_model
 from gateway.errors import InvalidRequest, ModelNotFound, NotSupported, PermissionDenied, Unavailable
 from workers.models.catalog import AliasChain, Catalog, Defaults, Entry, Job
+from workers.models.prices import Rates
 
 MAX_NAMES_TOLD = 20
 
@@ -65,6 +66,8 @@ class ModelNames:
         """Names of the models in the catalog."""
         self.tags = {model.name: model.tags for model in catalog.models} if catalog is not None else {}
         """Model -> its tags in the catalog."""
+        self.prices: dict[tuple[str, str], Rates] = {}
+        """(model, adapter) -> its price in the catalog; the adapter is empty for the model's own."""
         self.meant = frozenset(model.name for model in catalog.models if model.policy.min) if catalog else frozenset()
         """Models for which the catalog asks for at least one worker at all times."""
         self._defaults = Defaults() if catalog is None else catalog.default
@@ -72,6 +75,8 @@ class ModelNames:
         self.scales: dict[str, dict[str, float]] = {}
         """Model -> its default adapters and their scales, for calls that name none."""
         for spec in catalog.models if catalog is not None else ():
+            priced = {"": spec.price} | {adapter.name: adapter.price for adapter in spec.adapters}
+            self.prices |= {(spec.name, adapter): price for adapter, price in priced.items() if price is not None}
             self.scales[spec.name] = {adapter.name: adapter.scale for adapter in spec.adapters if adapter.scale}
         self.aliases = frozenset[str]() if catalog is None else frozenset(catalog.aliases)
         """The catalog's aliases, without the models' own names."""
@@ -96,6 +101,16 @@ class ModelNames:
     ) -> dict[str, str]:
         names = self.all(fleet_models, adapters)
         return {name: model for name, model in names.items() if principal.may_use(name)}
+
+    def told_of(
+        self, principal: Principal, fleet_models: Iterable[str], adapters: Mapping[str, str] = NO_ADAPTERS
+    ) -> frozenset[str] | None:
+        """Return the models that a key's holder may be told of: those that it may use by one of their names. None: all
+        of them, as for admins."""
+        if principal.admin or principal.aliases is None:
+            return None
+        permitted = self.permitted(principal, fleet_models, adapters)
+        return frozenset(permitted.values()).union(*(self.chain(name, "") for name in permitted if self.is_chain(name)))
 
     def resolve(
         self,

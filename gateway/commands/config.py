@@ -93,7 +93,7 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock login`, `paddock logout` | signs in and keeps the key for later commands: [teams.md](teams.md) |
 | `paddock completion bash\|zsh\|fish` | prints what makes a shell complete commands and flags |
 | `paddock import FILE` | makes a catalog of a file of llama-swap or LiteLLM: [migration.md](migration.md) |
-| `paddock redis acl` | users of gateways and workers for a Redis of your own: [redis.md](redis.md#users) |
+| `paddock redis acl` | users of gateways, supervisors and workers for a Redis of your own: [redis.md](redis.md#users) |
 | `paddock config show [--json]` | each setting of `paddock up`, its value and origin; secrets are covered |
 | `paddock config schema` | JSON Schema of a catalog file ([catalog.schema.json](catalog.schema.json)) |
 | `paddock config docs` | this page |
@@ -181,12 +181,12 @@ The column "when" says when a value changes: as something happens, when a reques
 GATEWAY = """## Of a gateway
 
 What all gateways see alike, the fleet, is to be taken once: `max by (model)` over `paddock_workers`,
-`paddock_workers_draining`, `paddock_slots`, `paddock_slots_busy`. What is each gateway's own is to be added up:
-`sum by (model)` over `paddock_queue_length`, `paddock_requests_in_flight`, `paddock_leases`. Scale on three of these
-([kubernetes.md](kubernetes.md#scaling)): `paddock_requests_in_flight`, in which calls that wait are included, so that
-slots don't cap it and workers stay while calls run; `paddock_queue_length` and `paddock_predicted_wait_seconds`, which
-bring workers sooner. The latter two have a series for each model of the catalog before it is first called and while it
-has no worker.
+`paddock_workers_draining`, `paddock_workers_wanted`, `paddock_slots`, `paddock_slots_busy`. What is each gateway's own
+is to be added up: `sum by (model)` over `paddock_queue_length`, `paddock_requests_in_flight`, `paddock_leases`. Scale
+on three of these ([kubernetes.md](kubernetes.md#scaling)): `paddock_requests_in_flight`, in which calls that wait are
+included, so that slots don't cap it and workers stay while calls run; `paddock_queue_length` and
+`paddock_predicted_wait_seconds`, which bring workers sooner. The latter two have a series for each model of the
+catalog before it is first called and while it has no worker.
 
 `paddock_placements_total` tells what was expected, `paddock_cached_tokens_total` what was found: where the first says
 `cached` and the second stays low, workers lose prefixes sooner than they tell.

@@ -1,8 +1,10 @@
-"""`paddock redis acl`: prints the commands that create the users of gateways and workers in a Redis of your own.
+"""`paddock redis acl`: prints the commands that create the users of gateways, supervisors and workers in your Redis.
 
-acl                  commands for redis-cli; replace GATEWAY_PASSWORD and WORKER_PASSWORD in them by your passwords
+acl                  commands for redis-cli; replace GATEWAY_PASSWORD, SUPERVISOR_PASSWORD and WORKER_PASSWORD in them
+                     by your passwords
 acl --format config  lines for redis.conf or an ACL file; the passwords are read from the environment variables
-                     REDIS_GATEWAY_PASSWORD and REDIS_WORKER_PASSWORD, and only their SHA-256 is printed
+                     REDIS_GATEWAY_PASSWORD, REDIS_SUPERVISOR_PASSWORD and REDIS_WORKER_PASSWORD, and only their
+                     SHA-256 is printed
 
 Exit codes: 0 printed, 2 an argument is wrong or a variable is unset. See docs/redis.md.
 """

@@ -172,6 +172,7 @@ class Machine:
         self._started = started
         self._urls: dict[Role, str] = {
             "gateway": settings.redis_url,
+            "supervisor": settings.redis_url,
             "worker": settings.worker_redis_url or settings.redis_url,
         }
         self._stack: list[Child | Supervisor] = []
@@ -187,7 +188,7 @@ class Machine:
 
     async def run(self) -> int:
         private = None if self._settings.redis_url else self._private_redis()
-        fleet = Fleet(self._urls["worker"])
+        fleet = Fleet(self._urls["supervisor"])
         try:
             if private:
                 await private.prepare()
@@ -206,7 +207,8 @@ class Machine:
                 private.remove(self._console.say)
 
     def _private_redis(self) -> PrivateRedis:
-        secrets: dict[Role, str] = {"gateway": self._settings.gateway_secret, "worker": self._settings.worker_secret}
+        own = self._settings.gateway_secret
+        secrets: dict[Role, str] = {"gateway": own, "supervisor": own, "worker": self._settings.worker_secret}
         private = PrivateRedis(self._folder.path, secrets)
         self._urls = {role: private.url(role) for role in ROLES}
         return private
@@ -283,7 +285,7 @@ class Machine:
         return self._over.is_set()
 
     def _supervisor(self, fleet: Fleet) -> Supervisor:
-        settings = self._settings.model_copy(update={"redis_url": self._urls["worker"]})
+        settings = self._settings.model_copy(update={"worker_redis_url": self._urls["worker"]})
         return Supervisor(
             self._workers,
             settings,

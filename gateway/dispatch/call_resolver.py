@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
-from gateway.adapters.choice import first_adapter
+from gateway.adapters.choice import adapters_of
 from gateway.back_pressure import stopping
 from gateway.call import Call, Principal
 from gateway.catalog.call_names import CallNames
@@ -31,6 +32,15 @@ def unmetered(call: Call, request_log: RequestLog) -> Meter:
     return UNMETERED
 
 
+Dearest = Callable[[str, Sequence[str], float], str]
+"""Returns that of a model's adapters which has the highest price at a unix time."""
+
+
+def _first(model: str, adapters: Sequence[str], at: float) -> str:
+    """Return the first adapter: the default of `CallResolver`, where nothing has a price."""
+    return adapters[0]
+
+
 class CallResolver:
     """Makes every call of this gateway process from the model name in the request, until `stop_taking` is called."""
 
@@ -41,8 +51,11 @@ class CallResolver:
         metrics: Metrics,
         limits: Limits,
         begin_meter: BeginMeter = unmetered,
+        dearest: Dearest = _first,
     ) -> None:
-        """`begin_meter` is called for each call that is to be placed for work."""
+        """`begin_meter` is called for each call that is to be placed for work. `dearest` returns the adapter by which a
+        call with several is priced."""
+        self._dearest = dearest
         self._begin_meter = begin_meter
         self._catalog = catalog
         self._fleet = fleet
@@ -121,10 +134,15 @@ class CallResolver:
             held_bytes=held_bytes,
         )
         call = self._served(call, request_log)
-        request_log.adapter = call.adapter or first_adapter(adapters, tuple(fleet.contents.get(call.model, ())))
+        request_log.adapter = call.adapter or self._priced_adapter(call.model, adapters)
         if job is not None:
             request_log.meter = self._begin_meter(call, request_log)
         return call
+
+    def _priced_adapter(self, model: str, asked: Sequence[AdapterUse]) -> str:
+        """Return the adapter that a call is recorded and priced by: of several the dearest."""
+        named = adapters_of(asked, tuple(self._fleet.snapshot.contents.get(model, ()))) if asked else []
+        return self._dearest(model, named, time.time()) if len(named) > 1 else next(iter(named), "")
 
     def _served(self, call: Call, request_log: RequestLog) -> Call:
         """Return the call. If its model has no worker, move it to the first of its fallbacks that has one."""

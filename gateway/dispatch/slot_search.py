@@ -86,6 +86,10 @@ class Admission(Protocol):
         """Return whether a call that waits for a model without a worker may have it loaded."""
         ...
 
+    def want(self, model: str) -> None:
+        """Have a model loaded for calls to come: this one goes to a fallback. Never waits."""
+        ...
+
 
 class SlotSearch:
     """Finds a slot for a call, on its model or else on a fallback model, and adapts the request to that model."""
@@ -145,6 +149,7 @@ class SlotSearch:
         Raises PaddockError if neither the model nor any fallback has a slot in time, or limits refuse the call."""
         while True:
             self._choose_model(state)
+            self._want_first(state.call)
             if state.placement_request_is_stale:
                 await self._renew_placement_request(state)
             wait = state.answer_log.begin_wait(state.call.model)
@@ -206,6 +211,12 @@ class SlotSearch:
             self._move(state, best.model, Reason.WAIT if here.ready else Reason.NO_WORKER)
             if not here.ready:
                 state.wait_anew()  # it may have waited long for a first worker
+
+    def _want_first(self, call: Call) -> None:
+        """Have the model loaded that a fallback stands in for: the calls that come next are to have it."""
+        first = call.meant_for
+        if first and not self._fleet.snapshot.workers.get(first) and self._admission.may_load(first):
+            self._admission.want(first)
 
     def fall_back(self, state: CallState, reason: Reason, error: PaddockError) -> None:
         """Move the call to a fallback. If none has a suitable worker, and none can be loaded in place of a model that

@@ -134,8 +134,8 @@ class RateLimits:
             expected = estimate(asked, self._pool(call.model), min(bounds, default=None))
         adapter = request_log.adapter
         counts = [self.counts.get(one.name) or self._new_counts(one.name) for one in plan.subjects]
-        cost = self._prices.cost_nano(expected.usage, expected.compute_ms, (adapter, call.model), time())
-        reservation = Reservation(plan, counts, request_log, adapter, expected.tokens, cost, self._refused)
+        cost = self._prices.cost_nano(expected.usage, expected.compute_ms, call.model, adapter, time())
+        reservation = Reservation(plan, counts, request_log, adapter, expected, cost, self._refused)
         if plan.subjects:
             self._ask(reservation)
         else:
@@ -143,7 +143,8 @@ class RateLimits:
         return reservation
 
     def end(self, reservation: Reservation) -> None:
-        """Settle a call by what it took. One that was sent to no worker counts for nothing."""
+        """Settle a call by what it took. One that was sent to no worker counts for nothing; one that was left before an
+        answer began, for its prompt."""
         if reservation.closed:
             return
         reservation.closed = True
@@ -155,8 +156,8 @@ class RateLimits:
         if not any(answer.attempts for answer in log.answers):
             self._settle(reservation, -1, -reservation.tokens, -reservation.cost)
             return
-        usage = log.usage or NO_USAGE
-        cost = self._prices.cost_nano(usage, log.compute_s * 1000, (reservation.adapter, log.model), time())
+        usage = log.usage or reservation.left_in_prefill or NO_USAGE
+        cost = self._prices.cost_nano(usage, log.compute_s * 1000, log.model, reservation.adapter, time())
         tokens = usage.prompt_tokens + usage.completion_tokens
         self._settle(reservation, 0, tokens - reservation.tokens, cost - reservation.cost)
 

@@ -10,9 +10,11 @@ from time import monotonic
 from gateway.call import Permit
 from gateway.errors import PaddockError
 from gateway.limits.counts import SubjectCounts
+from gateway.limits.estimate import Estimate
 from gateway.limits.plan import Plan
 from gateway.limits.refusals import PROMPT, prompt_too_long
 from gateway.telemetry.request_log import RequestLog
+from workers.protocol.events import Usage
 
 
 class State(Enum):
@@ -29,7 +31,7 @@ class Reservation(Permit):
     """The permit of a call that counts for limits or budgets. Made and decided by `RateLimits`."""
 
     __slots__ = (
-        *("adapter", "asked_at", "closed", "cost", "counts", "error", "numbers", "plan"),
+        *("adapter", "asked_at", "closed", "cost", "counts", "error", "expected", "numbers", "plan"),
         *("request_log", "state", "tick", "timer", "tokens", "_count_refusal", "_cuts", "_decided"),
     )
 
@@ -39,18 +41,19 @@ class Reservation(Permit):
         counts: Sequence[SubjectCounts],
         request_log: RequestLog,
         adapter: str,
-        tokens: int,
+        expected: Estimate,
         cost: int,
         count_refusal: Callable[[str, str], None],
     ) -> None:
-        """`adapter`: the adapter that the call names; empty: none. `tokens` and `cost`: the estimates.
+        """`adapter`: the adapter that the call names; empty: none. `expected` and `cost`: the estimates.
         `count_refusal` is called with a subject's kind and its limit that refuses the call's prompt."""
         self._count_refusal = count_refusal
         self.plan = plan
         self.counts = counts
         self.request_log = request_log
         self.adapter = adapter
-        self.tokens = tokens
+        self.expected = expected
+        self.tokens = expected.tokens
         self.cost = cost
         self.asked_at = monotonic()
         self.state = State.ASKED
@@ -101,6 +104,15 @@ class Reservation(Permit):
         self.decide(State.REFUSED)
         for cut in tuple(self._cuts):
             cut(error)
+
+    @property
+    def left_in_prefill(self) -> Usage | None:
+        """The expected prompt tokens of a call whose caller left, or whose time was up, before its worker's answer
+        began; None: it ended otherwise."""
+        attempts = [answer.attempts[-1] for answer in self.request_log.answers if answer.attempts]
+        if any(attempt.begun_at or attempt.error for attempt in attempts):
+            return None
+        return Usage(self.expected.prompt_tokens, 0, 0)
 
     def stop_timer(self) -> None:
         if self.timer is not None:

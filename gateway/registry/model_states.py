@@ -28,6 +28,7 @@ from workers.protocol.residency import (
     MachineModels,
     ModelState,
     ModelStatus,
+    Why,
     decode_models,
 )
 from workers.redis.link import long_commands_of
@@ -85,7 +86,7 @@ def merged(states: Sequence[ModelState]) -> ModelState:
     return ModelState(
         status=status,
         progress=max((state.progress for state in same if state.progress is not None), default=None),
-        why=next((state.why for state in same if state.why), ""),
+        why=next((state.why for state in same if state.why), Why()),
         is_hopeless=all(state.is_hopeless for state in states),
         retry_at=min((state.retry_at for state in states if state.retry_at), default=0.0),
     )
@@ -156,6 +157,15 @@ class ModelStates:
         """Return the model's state over all machines; None: no machine is known to load it on demand."""
         states = [*self.machines(model).values()]
         return merged(states) if states else None
+
+    def wanted(self) -> dict[str, int]:
+        """Return model -> the workers that supervisors want it to have, on all machines together."""
+        now, found = time.monotonic(), dict[str, int]()
+        for report in self._reports.values():
+            if _counts(report, now):
+                for model, number in report.told.wanted.items():
+                    found[model] = found.get(model, 0) + number
+        return found
 
     def is_on_demand(self, model: str) -> bool:
         """Return whether calls load the model: a machine may load it, and it need not have workers at all times."""

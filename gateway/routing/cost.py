@@ -181,7 +181,7 @@ class Requirements:
         """Return a sentence about the first requirement that a worker does not meet; "" if it meets them all."""
         beat = state.beat
         if beat.draining or beat.slots <= 0:
-            return "it is draining"
+            return "it is reserved for another worker" if beat.reserved else "it is draining"
         if beat.protocol != PROTOCOL_VERSION:
             return f"it speaks protocol {beat.protocol}, this gateway {PROTOCOL_VERSION}"
         if state.worker in self.avoid:

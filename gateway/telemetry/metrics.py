@@ -333,6 +333,12 @@ class Metrics:
             "paddock_workers", "live workers, draining ones included, as this gateway sees them", MODEL
         )
         self.workers_draining = fleet.gauge("paddock_workers_draining", "those of them that take no new calls", MODEL)
+        self.workers_wanted = fleet.gauge(
+            "paddock_workers_wanted",
+            "workers that supervisors decide that the model should have, of models with `residency`, between its `min` "
+            "and `max`: those that there are, and more while calls wait long; also where there is no memory for them",
+            MODEL,
+        )
         self.slots = fleet.gauge("paddock_slots", "slots of the workers that take calls", MODEL)
         self.slots_busy = fleet.gauge(
             "paddock_slots_busy", "those of them that calls hold, as the workers last said", MODEL

@@ -16,7 +16,7 @@
 
 {{/* Fields of a catalog, as workers get them; `gpus` is at least 1 there. */}}
 {{- define "paddock.catalogModel" -}}
-{{- $entry := pick . "name" "hf" "slots" "ctx" "kv_tokens" "llama" "sampling" "adapters" "speculation" "projector" "projector_on_gpu" "image_min_tokens" "image_max_tokens" "tool_family" "open_objects" "chat_template" "thinking" "thinking_budget" "thinking_budget_message" "chat_template_kwargs" "shared_prompts" -}}
+{{- $entry := pick . "name" "hf" "slots" "ctx" "kv_tokens" "llama" "sampling" "adapters" "speculation" "price" "projector" "projector_on_gpu" "image_min_tokens" "image_max_tokens" "tool_family" "open_objects" "chat_template" "thinking" "thinking_budget" "thinking_budget_message" "chat_template_kwargs" "shared_prompts" -}}
 {{- if gt (int .gpus) 1 -}}{{- $_ := set $entry "gpus" .gpus -}}{{- end -}}
 {{- if not .hf -}}{{- $_ := set $entry "path" (include "paddock.modelFile" .) -}}{{- end -}}
 {{- mustToRawJson $entry -}}

@@ -60,7 +60,7 @@ from workers.protocol.requests import (
     Thinking,
     ToolCall,
 )
-from workers.protocol.residency import GatewayDemand, MachineModels, ModelDemand, ModelState
+from workers.protocol.residency import GatewayDemand, MachineModels, ModelDemand, ModelState, Why
 
 FAILURE = Failure(
     FailureCode.CONTEXT_OVERFLOW, "the prompt has 600 tokens, the context 512", "messages", 600, 512, "shorten it"
@@ -197,6 +197,7 @@ HEARTBEAT = Heartbeat(
     kv_tokens_used=130,
     facts=ModelFacts(n_ctx_train=512, n_params=2400000, size=4800000, n_vocab=768),
     draining=True,
+    reserved=True,
     started_at=1700000000.5,
     infill=True,
     adapters=("team/pirate",),
@@ -297,6 +298,7 @@ MESSAGES = {
         at=1700000000.5,
         models={
             "wanted": ModelDemand(num_waiting=2, oldest_at=1700000000.25, predicted_wait_s=1.5),
+            "elsewhere": ModelDemand(num_elsewhere=2, oldest_at=1700000000.25),
             "used": ModelDemand(num_running=3, used_at=1699999999.75),
         },
     ),
@@ -304,10 +306,11 @@ MESSAGES = {
         at=1700000000.5,
         models={
             "loaded": ModelState(status="loaded"),
-            "coming": ModelState(status="loading", progress=0.25, why="2 calls wait for coming"),
-            "broken": ModelState(status="failed", why="out of memory", retry_at=1700000005.5),
-            "large": ModelState(status="unloaded", why="no machine has the memory", is_hopeless=True),
+            "coming": ModelState(status="loading", progress=0.25, why=Why.of("2 calls wait for coming")),
+            "broken": ModelState(status="failed", why=Why.of("out of memory"), retry_at=1700000005.5),
+            "large": ModelState(status="unloaded", why=Why.of("no machine has the memory"), is_hopeless=True),
         },
+        wanted={"loaded": 2, "coming": 1, "large": 1},
     ),
     "pool_request_seeing.json": SEEING_POOL_REQUEST,
     "pool_result.json": POOL_RESULT,

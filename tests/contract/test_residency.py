@@ -8,6 +8,7 @@ import pytest
 
 from gateway.catalog.names import ModelNames
 from workers.models.catalog import Catalog, CatalogError, convert
+from workers.protocol.residency import MAX_MODELS
 from workers.residency.policy import Residency
 
 
@@ -31,6 +32,14 @@ def test_with_residency_workers_are_the_most() -> None:
     assert catalog({"residency": {}}).models[0].policy == Residency(min=0, max=1)
     assert catalog({"workers": 3, "residency": {"min": 1}}).models[0].policy == Residency(min=1, max=3)
     assert catalog({"residency": {"max": 4}}).models[0].policy == Residency(min=0, max=4)
+
+
+def test_a_machine_has_no_more_models_than_it_can_tell_of() -> None:
+    """With more nothing of what a supervisor tells could be read, and no call loaded a model."""
+    many = [{"name": f"m{number}", "path": "m.gguf", "residency": {}} for number in range(MAX_MODELS)]
+    assert len(convert({"models": many}, "models.yaml").models) == MAX_MODELS
+    with pytest.raises(CatalogError, match="4,097 models have `residency`"):
+        convert({"models": [*many, {"name": "more", "path": "m.gguf", "residency": {}}]}, "models.yaml")
 
 
 def test_gateways_are_ready_without_models_that_calls_load() -> None:

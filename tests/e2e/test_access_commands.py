@@ -164,7 +164,9 @@ def test_limits_and_budgets(paddock: Program) -> None:
 
 
 def test_prices_and_usage(stack: Stack, paddock: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert paddock.ok("prices list").out == "There are no prices: calls cost nothing. The currency is USD.\n"
+    assert paddock.ok("prices list").out == (
+        "The price list is empty: calls cost what the catalog says, or nothing. The currency is USD.\n"
+    )
     paddock.ok(f"prices set {MODEL} --prompt 0.5 --completion 1.5")
     later = paddock.ok(f"prices set {MODEL} --completion 2.5 --from 30d").card
     assert (later["prompt"], later["completion"]) == ("0.50", "2.50")

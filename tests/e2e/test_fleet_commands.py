@@ -22,7 +22,7 @@ from tests.support.fake_supervisor import FakeSupervisor
 from tests.support.program import Program
 from tests.support.stack import DEMO_MODEL, Stack
 from workers.protocol.exits import Exit
-from workers.protocol.residency import ModelState
+from workers.protocol.residency import ModelState, Why
 
 CATALOG = """
 models:
@@ -41,7 +41,7 @@ def stack() -> Iterator[Stack]:
         catalog.write_text(CATALOG)
         running.worker(DEMO_MODEL, "small", worker_id="small-w", slots=2)
         running.gateway(catalog=catalog)
-        states = {"large": ModelState(status="unloaded", why=WHY, is_hopeless=True)}
+        states = {"large": ModelState(status="unloaded", why=Why.of(WHY), is_hopeless=True)}
         with FakeSupervisor(running.redis.url, states):
             yield running
 

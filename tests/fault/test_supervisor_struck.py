@@ -39,7 +39,7 @@ class Site:
     def start(self) -> Process:
         environment = {f"PADDOCK_{name.upper()}": str(value) for name, value in SETTINGS.items()}
         name, command = f"supervisor-{len(self.supervisors)}", [sys.executable, "-m", "gateway.cli", "supervisor"]
-        self.supervisors.append(self.stack.spawn(name, command, environment))
+        self.supervisors.append(self.stack.spawn(name, command, environment, "supervisor"))
         return self.supervisors[-1]
 
     def worker(self) -> psutil.Process:

@@ -179,6 +179,9 @@ class FakeEngine:
     def retire(self) -> None:
         """It has nothing to hand on."""
 
+    def stay(self) -> None:
+        """It had nothing to hand on."""
+
     def stop(self) -> None:
         with self._work:
             self._stopping = True

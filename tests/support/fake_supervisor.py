@@ -27,7 +27,7 @@ class FakeSupervisor:
     """Start with `with FakeSupervisor(url, states) as supervisor`, then `supervisor.tell(model=ModelState(...))`."""
 
     def __init__(self, url: str, states: Mapping[str, ModelState], machine: str = "host1") -> None:
-        self._redis = redis.Redis.from_url(logged_in(url, "worker"))
+        self._redis = redis.Redis.from_url(logged_in(url, "supervisor"))
         self._machine = machine
         self._states = dict(states)
         self._lock = threading.Lock()

@@ -274,6 +274,7 @@ def fake_chat(
         adverts=adverts,
         announced=lambda beat: msgspec.structs.replace(beat, infill=prompts.can_infill),
         retire=engine.retire,
+        stay=engine.stay,
     )
 
 

@@ -20,7 +20,11 @@ from redis.retry import Retry
 from workers.protocol.keys import ROLES, Role, user_line, user_of
 
 START_TIMEOUT_S = 10.0
-PASSWORDS: dict[Role, str] = {"gateway": "gateways-only", "worker": "workers-only"}
+PASSWORDS: dict[Role, str] = {
+    "gateway": "gateways-only",
+    "supervisor": "supervisors-only",
+    "worker": "workers-only",
+}
 
 
 def system_redis() -> Path | None:

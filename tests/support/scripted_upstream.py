@@ -151,3 +151,6 @@ class PlainAdmission:
 
     def may_load(self, model: str) -> bool:
         return False
+
+    def want(self, model: str) -> None:
+        """Nothing loads models here."""

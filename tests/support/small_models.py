@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +136,10 @@ def _scaled(draft: Draft) -> None:
     llama(draft)
 
 
-def _gemma2(draft: Draft) -> None:
+def _gemma2(draft: Draft, window: int = WINDOW) -> None:
     """Every other layer sees a window."""
     draft.shape(2)
-    draft.writer.add_sliding_window(WINDOW)
+    draft.writer.add_sliding_window(window)
     draft.writer.add_key_length(HEAD)
     draft.writer.add_value_length(HEAD)
     draft.ends(embedding=0.05, output=None)
@@ -309,6 +310,11 @@ def write_small_model(folder: Path, name: str, *, seed: int = 1, pre: str = "") 
     path = folder / f"{name}.gguf"
     write_model(path, small.architecture, small.write, seed=seed, pre=pre)
     return path
+
+
+def write_window_model(path: Path, window: int) -> None:
+    """Write the model "window" with another window."""
+    write_model(path, "gemma2", partial(_gemma2, window=window))
 
 
 def with_pre_tokenizer(source: Path, path: Path, pre: str) -> Path:

@@ -129,13 +129,17 @@ class Stack:
         own = {"PADDOCK_API_KEY": self.key, "PADDOCK_GATEWAY_SECRET": self.gateway_secret}
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PADDOCK_")}
         return clean | {
-            "PADDOCK_REDIS_URL": logged_in(self.site or self.redis.url, role),
+            "PADDOCK_REDIS_URL": self._redis_url(role),
             "PADDOCK_WORKER_SECRET": self.secret,
             "PADDOCK_STATE_DIR": str(self.folder / "state"),
             **(own if role == "gateway" else {}),
+            **({"PADDOCK_WORKER_REDIS_URL": self._redis_url("worker")} if role == "supervisor" else {}),
             "PADDOCK_LOG_FORMAT": "json",
             "PYTHONUNBUFFERED": "1",
         }
+
+    def _redis_url(self, role: Role) -> str:
+        return logged_in(self.site or self.redis.url, role)
 
     def spawn(
         self, name: str, command: list[str], environment: dict[str, str] | None = None, role: Role = "gateway"

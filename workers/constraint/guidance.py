@@ -83,7 +83,7 @@ def tokenizer(vocab: Vocabulary) -> LLTokenizer:
 
 
 def schema_to_lark(schema: object, rule: str = "start") -> str:
-    """Return the Lark rule for a schema that `workers.constraint.schema` has found enforceable."""
+    """Return the Lark rule for a schema that `workers.constraint.languages.schema` has found enforceable."""
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
     return f"{rule}: %json {json.dumps(schema)}\n"

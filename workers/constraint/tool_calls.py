@@ -16,11 +16,11 @@ import msgspec
 from workers.chat.tools.family import CallSyntax
 from workers.chat.tools.typed_text import kinds_of
 from workers.constraint.guidance import schema_to_lark
-from workers.constraint.input_grammar import input_rules
+from workers.constraint.languages.input_grammar import input_rules
+from workers.constraint.languages.regex_rules import NotTranslatable
+from workers.constraint.languages.schema import ANNOTATIONS, MAX_BYTES, enforceable, parse
+from workers.constraint.languages.schema_rules import Comparisons
 from workers.constraint.mask import Unusable, refused
-from workers.constraint.regex_rules import NotTranslatable
-from workers.constraint.schema import ANNOTATIONS, MAX_BYTES, enforceable, parse
-from workers.constraint.schema_rules import Comparisons
 from workers.protocol.requests import Constraint, GenerateRequest, Tool
 
 logger = logging.getLogger(__name__)

@@ -44,9 +44,10 @@ AS_IT_PAYS = DraftSources()
 class Engine:
     """Serves `slots` calls at once and lets some more wait (`workers.engine.request`); several teams take turns.
 
-    `submit`, `cancel`, `end`, `drain`, `retire` and `load` may be called from any thread and do not block. `emit(step,
-    events)` is called on the engine thread, once per step that has events, with `step` rising by one; it must be
-    quick and must not raise. The events of one call come in the order that `workers.protocol.events` describes."""
+    `submit`, `cancel`, `end`, `drain`, `retire`, `stay` and `load` may be called from any thread and do not block.
+    `emit(step, events)` is called on the engine thread, once per step that has events, with `step` rising by one; it
+    must be quick and must not raise. The events of a call come in the order that `workers.protocol.events` describes.
+    """
 
     def __init__(
         self,
@@ -185,9 +186,13 @@ class Engine:
         self._intake.drain()
 
     def retire(self) -> None:
-        """Begin to write idle prefixes to disk for other workers, because the process is about to end. Calls go on
-        meanwhile; `stop` writes the prefixes that are left."""
+        """Begin to write idle prefixes to disk for other workers, because the process is about to end or is reserved.
+        Calls go on meanwhile; `stop` writes the prefixes that are left."""
         self.post(self._stepper.retire)
+
+    def stay(self) -> None:
+        """Undo `retire`, because the process is released."""
+        self.post(self._stepper.stay)
 
     def stop(self) -> None:
         """End the loop after the running step and join the thread. Unfinished calls end as Failed (DRAINING)."""

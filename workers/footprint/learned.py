@@ -36,7 +36,7 @@ MOST_BYTES = 1 << 20
 LEAST_FACTOR, MOST_FACTOR = 0.95, 2.0
 """How far a correction may take a prediction."""
 
-_NOT_OF_MEMORY = ("name", "path", "workers", "gpus", "tags", "sampling", "tool_family", "open_objects")
+_NOT_OF_MEMORY = ("name", "path", "workers", "gpus", "tags", "price", "sampling", "tool_family", "open_objects")
 """Fields of a spec that change nothing of what a worker takes, or are in its key in another form."""
 
 
@@ -53,11 +53,16 @@ def key_of(spec: ModelSpec, build: str) -> str:
     """Return the key of a worker: a hash of its model's files and of the settings that decide what it takes. `build`:
     the versions of what runs it. Raises OSError if a file is not there."""
     plain = {name: getattr(spec, name) for name in spec.__struct_fields__ if name not in _NOT_OF_MEMORY}
+    plain["adapters"] = [msgspec.structs.replace(adapter, price=None) for adapter in spec.adapters]
     digest = hashlib.sha256(msgspec.json.encode((build, plain), order="deterministic"))
-    for file in _files(spec):
-        status = file.stat()
-        digest.update(f"{file.resolve()} {status.st_size} {status.st_mtime_ns}\n".encode())
+    digest.update(stamp_of(spec).encode())
     return digest.hexdigest()
+
+
+def stamp_of(spec: ModelSpec) -> str:
+    """Return a text that is another one once a file of the model's has changed. Raises OSError if one is not there."""
+    told = ((file.resolve(), file.stat()) for file in _files(spec))
+    return "".join(f"{place} {status.st_size} {status.st_mtime_ns}\n" for place, status in told)
 
 
 def _files(spec: ModelSpec) -> Iterator[Path]:

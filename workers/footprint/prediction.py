@@ -65,7 +65,13 @@ def dry_run(spec: ModelSpec, *, free_bytes: int | None, workers: int = 1) -> Dry
             f"{spec.name}: llama.cpp ends its process over {spec.path} ({ending(process.returncode)}: {reason}); "
             "check the file and the `llama` settings"
         )
-    answer = msgspec.json.decode(lines[-1], type=Answer)
+    try:
+        answer = msgspec.json.decode(lines[-1], type=Answer)
+    except msgspec.DecodeError:
+        raise Unpredictable(
+            f"{spec.name}: the process that predicts its memory gave no answer that can be read "
+            f"({lines[-1].decode('utf-8', 'replace')[:200]}); try again"
+        ) from None
     if answer.refused is not None:
         raise (TooLarge if answer.refused.is_too_large else Unpredictable)(answer.refused.reason)
     if answer.found is None:

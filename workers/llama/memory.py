@@ -46,13 +46,17 @@ class MemoryKind(Enum):
         return self is MemoryKind.ATTENTION
 
 
+LEAST_WINDOW = 64
+"""Fewest tokens of a window with which `swa_full` keeps ranges: llama.cpp saves no more of a range than the window."""
+
+
 def kind_of(model: int, *, swa_full: bool) -> MemoryKind:
     """Return the kind of a model's memory. `model`: a `llama_model *`."""
     if c.llama_model_is_hybrid(model) or _metadata(model, "general.architecture") in _COMPRESSED:
         return MemoryKind.HYBRID
     if c.llama_model_is_recurrent(model):
         return MemoryKind.RECURRENT
-    if c.llama_model_n_swa(model) > 0 and not swa_full:
+    if (window := c.llama_model_n_swa(model)) > 0 and not (swa_full and window >= LEAST_WINDOW):
         return MemoryKind.WINDOW
     return MemoryKind.ATTENTION
 
@@ -130,8 +134,11 @@ class Memory:
         self._calls = gil_calls()
         self._laid: dict[int, CellPositions] = {}
         model = c.llama_get_model(context)
-        self.window: int = c.llama_model_n_swa(model) if kind is not MemoryKind.ATTENTION else 0
-        """Number of tokens that a layer with a sliding window sees; 0: there is no such layer, or all cells are kept.
+        self.window: int = c.llama_model_n_swa(model)
+        """Number of tokens that a layer with a sliding window sees; 0: there is no such layer.
+
+        In `ATTENTION` memory (`swa_full`) there is room for the cells behind the window, but llama.cpp gives them to
+        other tokens all the same where it finds them before a free one, if no second sequence holds them.
 
         With a window, each `decode` must fit one micro-batch. llama.cpp finds cells for all micro-batches before it
         computes the first one. For a later one it drops cells that an earlier one, not computed yet, still needs.
@@ -169,11 +176,24 @@ class Memory:
             last, next_ = laid.last(num_tokens), laid.position(num_tokens)
         if self.last_position(sequence) != last or first < 0:
             return False
-        if self.kind is MemoryKind.WINDOW:
-            return first <= max(0, next_ - self.window + 1)
-        if self.kind is MemoryKind.ATTENTION:
-            return first == 0
+        if self.kind in (MemoryKind.WINDOW, MemoryKind.ATTENTION):
+            return self._sees(first, next_)
         return first == last
+
+    def reaches_back(self, sequence: int, num_tokens: int) -> bool:
+        """Return whether the sequence, which has more tokens perhaps, holds all cells that the token of cell
+        `num_tokens` sees. For `ATTENTION` memory."""
+        laid = self._laid.get(sequence)
+        return self._sees(self.first_position(sequence), num_tokens if laid is None else laid.position(num_tokens))
+
+    def holds_from(self, sequence: int, cell: int) -> bool:
+        """Return whether the sequence lacks no cell from `cell` on up to its last one. For `ATTENTION` memory."""
+        laid = self._laid.get(sequence)
+        return 0 <= self.first_position(sequence) <= (cell if laid is None else laid.position(cell))
+
+    def _sees(self, first: int, position: int) -> bool:
+        """Return whether a token at `position` sees no position before `first`, which is the lowest one held."""
+        return 0 <= first <= (max(0, position - self.window + 1) if self.window else 0)
 
     def remove(self, sequence: int) -> None:
         """Forget a sequence; cells that no other sequence holds become free."""

@@ -19,6 +19,7 @@ from workers.models.catalog_faults import faults_of, shown, shown_as_flag
 from workers.models.cores import cores_of, shares_of
 from workers.models.default_sampling import DefaultSampling
 from workers.models.overrides import TensorOverride
+from workers.models.prices import Rates
 from workers.models.spec import (
     MAX_SHARED_BYTES,
     ControlVectorSpec,
@@ -27,6 +28,7 @@ from workers.models.spec import (
 )
 from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol.requests import Name
+from workers.protocol.residency import MAX_MODELS
 from workers.residency.policy import Group, Residency, shared_faults
 
 
@@ -117,7 +119,7 @@ FIELDS = sorted(
     field.name
     for struct in (
         *(Catalog, Defaults, ModelSpec, LlamaSettings, TensorOverride, ControlVectorSpec, DefaultSampling),
-        *(SpeculationSettings, DraftSpec, AliasChain, Target, AliasParameters, Residency, Group),
+        *(SpeculationSettings, DraftSpec, AliasChain, Target, AliasParameters, Residency, Group, Rates),
     )
     for field in msgspec.structs.fields(struct)
 )
@@ -130,6 +132,11 @@ class CatalogError(ValueError):
 def check(catalog: Catalog, origin: str) -> Catalog:
     """Return the catalog if it keeps the rules that a schema can't express: one source per model, unique names, aliases
     of known models, and so on. Raises CatalogError otherwise. `origin`: name of the catalog's file for the message."""
+    if (number := sum(model.residency is not None for model in catalog.models)) > MAX_MODELS:
+        raise CatalogError(
+            f"{origin}: {number:,} models have `residency`, and supervisors can tell gateways of {MAX_MODELS:,}; leave "
+            "some out, or serve them by another fleet"
+        )
     names: set[str] = set()
     for number, model in enumerate(catalog.models):
         where = f"{origin}: models[{number}] ({model.name})"

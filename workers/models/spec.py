@@ -18,6 +18,7 @@ from msgspec import Meta
 from workers.models.cores import CORES_PATTERN, cores_of
 from workers.models.default_sampling import DefaultSampling
 from workers.models.overrides import MetadataKey, MetadataValue, TensorOverride, metadata_faults
+from workers.models.prices import Rates
 from workers.models.speculation import HF_PATTERN, HF_TEXT, SpeculationSettings
 from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS, MAX_THINKING_BUDGET, Name
 from workers.residency.policy import Residency, own_faults, resolve
@@ -390,6 +391,9 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "otherwise; 0: on those that name it only",
         ),
     ] = 0.0
+    price: Annotated[Rates, Meta(description="what calls cost that name it, in place of the model's price")] | None = (
+        None
+    )
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.hf is None):
@@ -522,6 +526,7 @@ class ModelSpec(ChatDefaults, frozen=True, kw_only=True, forbid_unknown_fields=T
         tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...],
         Meta(max_length=32, description="words that lists of models tell of it, as llama-server's `--tags`"),
     ] = ()
+    price: Annotated[Rates, Meta(description="what calls cost where the price list has no price of it")] | None = None
     tool_family: Annotated[
         str,
         Meta(

@@ -56,6 +56,11 @@ class Coordinator:
     def is_planner(self) -> bool:
         return self._exchange.lease.holds()
 
+    @property
+    def wanted(self) -> Mapping[str, int]:
+        """Model -> the workers that it should have, while this machine plans."""
+        return self.decision.plan.wanted if self.decision is not None and self.is_planner else {}
+
     async def others_at_start(self) -> frozenset[str] | None:
         """Return the machines that seem to be there already; None: Redis does not answer."""
         return await self._exchange.others_at_start(time.time())
@@ -109,7 +114,7 @@ class Coordinator:
         """Tell the other machines and gateways of this one: what changed at once, the rest every TOLD_EVERY_S."""
         digest, encoded = self._encoded(catalog)
         report, clock = replace_catalog(report, digest), time.monotonic()
-        urgent = (_urgent(report), states.models)
+        urgent = (_urgent(report), states.models, states.wanted)
         if urgent == self._told[1] and clock - self._told[0] < TOLD_EVERY_S:
             return
         is_due = digest != self._catalog_told[0] or clock - self._catalog_told[1] > CATALOG_EVERY_S
@@ -183,7 +188,7 @@ def replace_catalog(report: MachineReport, digest: str) -> MachineReport:
 
 def _urgent(report: MachineReport) -> object:
     """Return what the planner had better hear of at once."""
-    workers = [(worker.id, worker.status) for worker in report.workers]
+    workers = [(worker.id, worker.status, worker.is_settling, worker.is_stale) for worker in report.workers]
     failures = [*report.failures]
     return (report.boot, report.fence, report.done, report.catalog, report.is_leaving, workers, failures)
 

@@ -14,6 +14,9 @@ from workers.protocol.residency import ModelDemand
 from workers.residency.picture import NEVER, Demand, Failure, Machine, Model, Need, Picture, Worker
 from workers.residency.policy import Group, Residency
 
+AHEAD_S = 60.0
+"""Seconds by which what a gateway tells may lie ahead of this machine's clock."""
+
 
 @dataclass(frozen=True, slots=True)
 class MachineView:
@@ -55,7 +58,10 @@ def worker_of(told: ToldWorker, machine: str, lag_s: float) -> Worker:
     return Worker(
         *(told.id, told.model, machine, told.shares, told.status, since, last_used),
         num_running=told.num_running,
+        num_granted=int(told.is_settling),
         num_taken=int(last_used > since),
+        is_stale=told.is_stale,
+        replaces=told.replaces,
     )
 
 
@@ -78,9 +84,8 @@ def _described(told: Mapping[str, ToldModel]) -> _Described | None:
         return None
     first = next(iter(needs.values()))
     policy = next(iter(told.values())).policy
-    return _Described(
-        policy, first, {machine: need for machine, need in needs.items() if need != first}, frozenset(needs)
-    )
+    machines = frozenset(machine for machine in needs if not told[machine].is_outdated)
+    return _Described(policy, first, {machine: need for machine, need in needs.items() if need != first}, machines)
 
 
 def merge(
@@ -129,24 +134,30 @@ def _workers(
     machines: Mapping[str, MachineView], described: Described, demand: Mapping[str, ModelDemand], now: float
 ) -> Iterable[Worker]:
     known = described.models
-    serving: dict[str, int] = {}
+    serving: dict[str, list[Worker]] = {}
     for view in machines.values():
         for worker in view.workers:
             if worker.model in demand and worker.status != "draining":
-                serving[worker.model] = serving.get(worker.model, 0) + 1
+                serving.setdefault(worker.model, []).append(worker)
+    # What gateways tell of a model's calls is true of the worker that was used last; the others may be idle for long.
+    last = {
+        model: max(each, key=lambda one: (one.num_running, one.last_used, one.id)) for model, each in serving.items()
+    }
     for view in machines.values():
         for worker in view.workers:
-            if worker.model in serving and worker.model in known:
-                yield _used(worker, demand[worker.model], serving[worker.model], now)
+            if worker is last.get(worker.model) and worker.model in known:
+                yield _used(worker, demand[worker.model], len(serving[worker.model]), now)
             elif worker.model in known:
                 yield worker
 
 
 def _used(worker: Worker, demand: ModelDemand, num_serving: int, now: float) -> Worker:
-    """Return a worker with what gateways tell of its model's calls."""
+    """Return the worker of a model that was used last, with what gateways tell of the model's calls."""
     # A heartbeat may not have a call yet that its gateway has placed; of several workers, any may have it.
     num_running = max(worker.num_running, demand.num_running) if num_serving == 1 else worker.num_running
-    last_used = max(worker.last_used, demand.used_at or NEVER, now if num_running else NEVER)
+    # A gateway whose clock was set back has noted a time that is still to come: its model would be in use till then.
+    used_at = demand.used_at if 0.0 < demand.used_at <= now + AHEAD_S else NEVER
+    last_used = max(worker.last_used, used_at, now if num_running else NEVER)
     num_taken = int(last_used > worker.since)
     return replace(worker, num_running=num_running, last_used=last_used, num_taken=num_taken)
 
@@ -156,15 +167,22 @@ def _failures(machines: Mapping[str, MachineView], described: Described, now: fl
         for model, failure in view.report.failures.items():
             not_before = failure.not_before + view.lag_s
             if model in described.models and not_before > now:
-                yield Failure(model, not_before, failure.reason, name)
+                yield Failure(model, not_before, failure.why, name)
 
 
 def _demands(demand: Mapping[str, ModelDemand], asked: Mapping[str, float]) -> Iterable[Demand]:
     for model in sorted({*demand, *asked}):
         told, asked_at = demand.get(model, ModelDemand()), asked.get(model)
-        if told.num_waiting or asked_at is not None:
-            since = min(told.oldest_at if told.num_waiting else asked_at or 0.0, asked_at or told.oldest_at)
-            yield Demand(model, told.num_waiting, since, told.predicted_wait_s, is_asked_by_admin=asked_at is not None)
+        since = min((at for at in (told.oldest_at, asked_at) if at), default=None)
+        if since is not None:
+            yield Demand(
+                model,
+                told.num_waiting,
+                since,
+                told.predicted_wait_s,
+                is_asked_by_admin=asked_at is not None,
+                num_elsewhere=told.num_elsewhere,
+            )
 
 
 def all_demand(told: Iterable[tuple[Mapping[str, ModelDemand], float]]) -> dict[str, ModelDemand]:
@@ -185,16 +203,18 @@ def _moved(demand: ModelDemand, lag_s: float) -> ModelDemand:
         oldest_at=demand.oldest_at + lag_s if demand.oldest_at else 0.0,
         predicted_wait_s=demand.predicted_wait_s,
         num_running=demand.num_running,
+        num_elsewhere=demand.num_elsewhere,
         used_at=demand.used_at + lag_s if demand.used_at else 0.0,
     )
 
 
 def _sum(one: ModelDemand, other: ModelDemand) -> ModelDemand:
-    oldest = [each.oldest_at for each in (one, other) if each.num_waiting]
+    oldest = [each.oldest_at for each in (one, other) if each.oldest_at]
     return ModelDemand(
         num_waiting=one.num_waiting + other.num_waiting,
         oldest_at=min(oldest, default=0.0),
         predicted_wait_s=max(one.predicted_wait_s, other.predicted_wait_s),
         num_running=one.num_running + other.num_running,
+        num_elsewhere=one.num_elsewhere + other.num_elsewhere,
         used_at=max(one.used_at, other.used_at),
     )

@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from workers.protocol.residency import MAX_MODELS
+from workers.protocol.residency import MAX_MODELS, Why
 from workers.residency.picture import Device, Need, Share, Status
 from workers.residency.plan import WaitReason
 from workers.residency.policy import Group, Residency
@@ -35,13 +35,17 @@ class ToldWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_used: float = 0.0
     """0: never."""
     num_running: int = 0
+    is_settling: bool = False
+    """Whether a call may be on its way to it though it is reserved."""
+    is_stale: bool = False
+    replaces: str = ""
 
 
 class ToldFailure(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is not loaded on the machine before a moment."""
 
     not_before: float
-    reason: str
+    why: Why
 
 
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -74,6 +78,8 @@ class ToldModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Resolved."""
     need: Need | None = None
     """The memory that a worker takes there; None: not predicted yet, or it can't be."""
+    is_outdated: bool = False
+    """Whether `need` is that of earlier settings, with which workers run on. The model is not loaded there now."""
 
 
 class MachineCatalog(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,7 +90,7 @@ class MachineCatalog(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     models_max: int = 0
 
 
-class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
+class StartOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker that is to be started."""
 
     number: int
@@ -93,14 +99,16 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The id that it gets."""
     model: str
     shares: tuple[Share, ...]
-    why: str
+    why: Why
+    replaces: str = ""
+    """Id of the stale worker whose place it takes; empty: it takes nobody's."""
 
 
 class ToldWait(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is wanted and does not load now, as in `plan.Wait`."""
 
     reason: WaitReason
-    why: str
+    why: Why
 
 
 class MachineOrders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -115,11 +123,11 @@ class MachineOrders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     boot: str
     """The start of the supervisor that this is for."""
     starts: tuple[StartOrder, ...] = ()
-    leaving: dict[str, str] = {}
+    leaving: dict[str, Why] = {}
     """Worker -> why it stops once its calls have ended."""
-    reserved: dict[str, str] = {}
+    reserved: dict[str, Why] = {}
     """Worker -> why it takes no new calls for now."""
-    released: dict[str, str] = {}
+    released: dict[str, Why] = {}
     """Worker -> why it takes calls again."""
     waits: dict[str, ToldWait] = {}
     """What keeps models from being loaded anywhere."""

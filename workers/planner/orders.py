@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from workers.planner.messages import MachineOrders, MachineReport, StartOrder, ToldWait
+from workers.protocol.residency import Why
 from workers.residency.picture import Status, Worker
 from workers.residency.plan import Action, Drain, Release, Reserve, Start, Stop
 
@@ -19,9 +20,9 @@ class Orders:
     starts: list[StartOrder] = field(default_factory=list)
     started_at: dict[str, float] = field(default_factory=dict)
     """Worker -> when it was ordered."""
-    leaving: dict[str, str] = field(default_factory=dict)
-    reserved: dict[str, str] = field(default_factory=dict)
-    released: dict[str, str] = field(default_factory=dict)
+    leaving: dict[str, Why] = field(default_factory=dict)
+    reserved: dict[str, Why] = field(default_factory=dict)
+    released: dict[str, Why] = field(default_factory=dict)
 
     def settle(self, report: MachineReport, fence: int) -> None:
         """Forget the orders that a report shows to have been heard. `fence`: the planner's number."""
@@ -45,7 +46,14 @@ class Orders:
         match action:
             case Start():
                 self.starts.append(
-                    StartOrder(number=number, worker=worker, model=action.model, shares=action.shares, why=action.why)
+                    StartOrder(
+                        number=number,
+                        worker=worker,
+                        model=action.model,
+                        shares=action.shares,
+                        why=action.why,
+                        replaces=action.replaces,
+                    )
                 )
                 self.started_at[worker] = now
             case Stop() | Drain():
@@ -66,7 +74,9 @@ class Orders:
         found = [self._changed(worker) for worker in workers]
         for start in self.starts:
             since = self.started_at[start.worker]
-            found.append(Worker(start.worker, start.model, machine, start.shares, "loading", since))
+            found.append(
+                Worker(start.worker, start.model, machine, start.shares, "loading", since, replaces=start.replaces)
+            )
         return tuple(found)
 
     def message(self, now: float, fence: int, planner: str, waits: Mapping[str, ToldWait]) -> MachineOrders:
@@ -92,7 +102,7 @@ class Orders:
         if worker.id in self.leaving:
             status = "draining"
         elif worker.id in self.reserved:
-            status = "reserved"
+            return replace(worker, status="reserved", num_granted=1)  # a call may be on its way to it
         elif worker.id in self.released:
             status = "ready"
         return worker if status is None else replace(worker, status=status)

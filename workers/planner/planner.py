@@ -167,4 +167,4 @@ class Planner:
 
 
 def _is_ready(worker: Worker) -> bool:
-    return worker.status == "ready"
+    return worker.status in ("ready", "reserved")

@@ -18,6 +18,9 @@ OVER = b"\0"
 
 ALWAYS = (signal.SIGINT, signal.SIGTERM)
 
+RESERVED_BY = {signal.SIGUSR1: True, signal.SIGUSR2: False}
+"""Signal by which a supervisor reserves or releases a worker that has registered -> whether it is reserved then."""
+
 
 def stop_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that ask this process to stop: SIGINT, SIGTERM and, unless it is ignored, SIGHUP.

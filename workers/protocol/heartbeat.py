@@ -184,6 +184,9 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     facts: ModelFacts
     protocol: int = PROTOCOL_VERSION
     draining: bool = False
+    """Whether it gets no new calls: it is about to end, is reserved, or is short of memory."""
+    reserved: bool = False
+    """Whether its supervisor wants its place for another worker. Calls go on, and it may be released again."""
     started_at: float = 0.0
     """Unix time at which the process started, seconds."""
     kind: WorkerKind = "generate"

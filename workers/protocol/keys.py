@@ -61,11 +61,11 @@ write only the names marked with `worker`; most others are written by the gatewa
 A worker writes its names to `pd:models` and `pd:{model}:workers` with every heartbeat: a restarted Redis has lost them.
 A ticket and the lease that it becomes have one id, made by the gateway, and one record.
 
-There is one Redis user for gateways and one for workers, each with no more rights than it needs. A worker parses models
-and prompts of strangers in C++. If an attacker takes a worker over, its login can't write API keys, read stored
-responses or change queues: it reaches only names that workers and supervisors use for themselves (`_NAMES`).
-Supervisors log in as workers do. The rules are those of Redis 6.2, in which the right to read a name comes only with
-the right to write it; scripts run with the rights of their caller.
+There is one Redis user for gateways, one for supervisors and one for workers, each with no more rights than it needs. A
+worker parses models and prompts of strangers in C++. If an attacker takes a worker over, its login can't write API
+keys, read stored responses, change queues, or say which models are to be loaded: it reaches only names that workers use
+for themselves (`_NAMES`). A name that supervisors act upon is never the worker's. The rules are those of Redis 6.2, in
+which the right to read a name comes only with the right to write it; scripts run with the rights of their caller.
 """
 
 from __future__ import annotations
@@ -269,22 +269,18 @@ def adapter_scales(model: str) -> str:
     return model_prefix(model) + "adapter-scales"
 
 
-Role = Literal["gateway", "worker"]
-ROLES: tuple[Role, ...] = ("gateway", "worker")
+Role = Literal["gateway", "supervisor", "worker"]
+ROLES: tuple[Role, ...] = ("gateway", "supervisor", "worker")
 
 _ANY = "*"
 _NAMES: Mapping[Role, tuple[str, ...]] = {
     "gateway": ("pd:*", "{pd:*"),
-    "worker": (
-        MODELS,
-        NEWS,
-        workers(_ANY),
-        worker(_ANY, _ANY),
-        gateway(_ANY),  # whether the gateway still sends heartbeats
-        # For supervisors: the mark of the models whose workers they keep, and which models an admin has unloaded.
+    "supervisor": (
+        worker(_ANY, _ANY),  # to read the heartbeats of its workers, and to remove those of dead ones
+        # The mark of the models whose workers it keeps, and which models an admin has unloaded.
         supervised(_ANY),
         unloaded(_ANY),
-        # For supervisors: which models calls wait for, what has become of these, and who decides for all machines.
+        # Which models calls wait for, what has become of these, and who decides for all machines.
         DEMAND,
         ASKED,
         RESIDENCY,
@@ -294,8 +290,19 @@ _NAMES: Mapping[Role, tuple[str, ...]] = {
         PLANNER,
         PLANNER_FENCE,
     ),
+    "worker": (
+        MODELS,
+        NEWS,
+        workers(_ANY),
+        worker(_ANY, _ANY),
+        gateway(_ANY),  # whether the gateway still sends heartbeats
+    ),
 }
-_CHANNELS: Mapping[Role, tuple[str, ...]] = {"gateway": ("pd:*",), "worker": (FLEET_CHANNEL, machine_channel(_ANY))}
+_CHANNELS: Mapping[Role, tuple[str, ...]] = {
+    "gateway": ("pd:*",),
+    "supervisor": (FLEET_CHANNEL, machine_channel(_ANY)),
+    "worker": (FLEET_CHANNEL,),
+}
 
 _CONNECTING = (
     "hello select ping echo client|setname client|id command asking readonly readwrite "
@@ -312,9 +319,11 @@ _COMMANDS: Mapping[Role, str] = {
         "zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyscore "
         "zscore eval evalsha script|load"
     ),
+    "supervisor": (
+        "del exists get set incrby pexpire hdel hget hgetall hset publish subscribe unsubscribe multi exec discard"
+    ),
     "worker": (
-        "del exists type get set setrange strlen incrby pexpire hdel hget hgetall hset sadd scard xadd "
-        "publish subscribe unsubscribe multi exec discard"
+        "del exists type set setrange strlen pexpire hdel hget hgetall hset sadd scard xadd publish multi exec discard"
     ),
 }
 

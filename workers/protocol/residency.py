@@ -7,6 +7,7 @@ they were written, as fields of a hash don't expire: what is older than `LIFE_S`
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Annotated, Literal
 
 import msgspec
@@ -24,17 +25,63 @@ ModelStatus = Literal["unloaded", "loading", "loaded", "failed"]
 """State of a model on one machine, by llama-server's names."""
 
 
+class Detail(msgspec.Struct, frozen=True):
+    """A part of a `Why` that can hold anything, such as a line of a log: not for keys limited to some models."""
+
+    detail: str
+
+
+class Why(msgspec.Struct, frozen=True):
+    """A sentence that says why a model is loaded or not. The models that it names stand apart from its text, since
+    callers are told only of models that their keys may use: it is made into text where it is shown."""
+
+    parts: tuple[str | tuple[str, ...] | Detail, ...] = ()
+    """Text, names of models, and details, in the order in which they are read."""
+
+    @classmethod
+    def of(cls, *parts: str | tuple[str, ...] | Detail) -> Why:
+        """Return a sentence of texts, tuples of models' names, and details."""
+        return cls(parts)
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    def shown(self, models: Container[str] | None) -> str:
+        """Return the sentence for one who may be told of these models only; None: of everything."""
+        return "".join(_shown(part, models) for part in self.parts)
+
+    @property
+    def whole(self) -> str:
+        """The sentence for admins and for logs."""
+        return self.shown(None)
+
+
+def _shown(part: str | tuple[str, ...] | Detail, models: Container[str] | None) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Detail):
+        return part.detail if models is None else ""
+    seen = [name for name in part if models is None or name in models]
+    hidden = len(part) - len(seen)
+    more = [] if not hidden else ["another model"] if hidden == 1 else [f"{hidden} other models"]
+    return ", ".join(seen + more)
+
+
 class ModelDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The calls of one gateway for one model."""
 
     num_waiting: int = 0
     """Calls that wait for a slot, or for the model to be loaded."""
     oldest_at: float = 0.0
-    """When the call that has waited longest arrived; 0: none waits."""
+    """When the call that has waited longest arrived, or where none waits the first that is served elsewhere; 0: there
+    is none."""
     predicted_wait_s: float = 0.0
     """Predicted wait of a call that comes now, with the workers that there are."""
     num_running: int = 0
     """Calls that hold a slot."""
+    num_elsewhere: int = 0
+    """Calls lately that a fallback serves in its place, since it is not loaded: nobody waits for it, but the next ones
+    are to have it."""
     used_at: float = 0.0
     """When a call last got or left a slot; 0: none has since this gateway started."""
 
@@ -52,19 +99,21 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: ModelStatus
     progress: float | None = None
     """Share of the loading that is done, 0 to 1; None: not loading, or not known."""
-    why: str = ""
-    """Why the model is not loaded, or is loading, in a sentence for people."""
+    why: Why = Why()
+    """Why the model is not loaded, or is loading."""
     is_hopeless: bool = False
     """Whether waiting alone changes nothing: calls that wait for the model had better be refused."""
     retry_at: float = 0.0
     """When a model that failed is tried again; 0: it has not failed."""
 
 
-class MachineModels(msgspec.Struct, frozen=True, kw_only=True):
+class MachineModels(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The message of one machine's supervisor: the states of the models that it loads on demand."""
 
     at: float
     models: Annotated[dict[str, ModelState], Meta(max_length=MAX_MODELS)]
+    wanted: Annotated[dict[str, int], Meta(max_length=MAX_MODELS)] = {}
+    """Model -> the workers that it should have, of all machines that this one decides for (`residency.plan.Plan`)."""
 
 
 encode = msgspec.json.Encoder().encode

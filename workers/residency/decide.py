@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from workers.protocol.residency import Why
 from workers.residency.eviction import Cost, Evictions, Leaver, cost_of, fewest, keeps
-from workers.residency.leaving import dismiss, leave_by_rule
+from workers.residency.leaving import dismiss, leave_by_rule, retire
 from workers.residency.packing import Room, estimate, largest_room, pack
 from workers.residency.picture import CPU, Machine, Need, Picture, Share, Worker
 from workers.residency.plan import Plan, Reserve, Start, Wait
 from workers.residency.rules import broken_rules, clear_rules
 from workers.residency.scene import Scene, gib, names, seconds
-from workers.residency.wishes import Wish, find_wishes
+from workers.residency.wishes import Wish, count_wanted, find_wishes
 
 MAX_ROOMS, MAX_LOOKS = 4, 8
 """For how many models one plan makes room, and on how many machines it looks for one at least, those first where it may
@@ -44,16 +45,21 @@ def decide(picture: Picture, now: float) -> Plan:
     scene = Scene(picture, now)
     leave_by_rule(scene)
     evictions = Evictions(scene)
-    for wish in find_wishes(scene):
+    wishes = find_wishes(scene)
+    wanted = count_wanted(scene, wishes)
+    for wish in wishes:
         _grant(scene, evictions, wish)
     for model in scene.of_model:
         for worker in scene.reserved(model):
             scene.release(worker)
-    return scene.plan()
+    return scene.plan(wanted)
 
 
 def _grant(scene: Scene, evictions: Evictions, wish: Wish) -> None:
     """Start a wish's workers, or make room for them, or say what they wait for."""
+    if wish.cause == "replacement":
+        _replace(scene, wish)
+        return
     if len(wish.models) == 1 and (reserved := scene.reserved(wish.model)):
         # Whoever wanted its place comes before this wish, and does not want it any more.
         scene.release(reserved[0])
@@ -68,7 +74,7 @@ def _grant(scene: Scene, evictions: Evictions, wish: Wish) -> None:
     option = _coming(scene, wish, machines)
     if option is None and evictions.num_rooms >= MAX_ROOMS:
         if wish.cause != "growth":
-            why = f"room is made for {MAX_ROOMS} other models first"
+            why = Why.of(f"room is made for {MAX_ROOMS} other models first")
             scene.wait(Wait(wish.model, "turn", why))
         scene.moments.append(scene.now)
         return
@@ -78,6 +84,22 @@ def _grant(scene: Scene, evictions: Evictions, wish: Wish) -> None:
         evictions.made_room(option.machine.id, option.leavers)
     elif wish.cause != "growth":
         scene.wait(_refused(scene, wish, machines, min(scene.moments[before:], default=None)))
+
+
+def _replace(scene: Scene, wish: Wish) -> None:
+    """Start the successor of a stale worker where memory for it is free, on the same machine if it can be. Where there
+    is none, and none is coming, let the stale worker leave first, unless others of its model leave already."""
+    stale = next(worker for worker in scene.workers if worker.id == wish.replaces)
+    machines = sorted(_candidates(scene, wish), key=lambda machine: machine.id != stale.machine)
+    if any(_start(scene, wish, [machine]) for machine in machines):
+        return
+    has_leaving = any(worker.id in scene.leaving for worker in scene.of_model[wish.model])
+    if has_leaving or _coming(scene, wish, machines) is not None:
+        return
+    # Where it is busy, and others wait, it has just been released, for them.
+    if not (stale.is_busy and scene.num_usable(wish.model) == 1 and scene.has_waited_long(wish.model)):
+        why = Why.of(*wish.why.parts, ", and there is no memory for another worker beside it")
+        retire(scene, stale, why)
 
 
 def _candidates(scene: Scene, wish: Wish) -> list[Machine]:
@@ -107,8 +129,10 @@ def _start(scene: Scene, wish: Wish, machines: Sequence[Machine]) -> bool:
         places = _placed(scene, _missing(scene, wish, machine), machine, scene.ledger.startable(machine.id))
         if places is not None:
             for model, shares in places.items():
-                together = "" if model == wish.model else f"{model} loads together with {wish.model}; "
-                scene.start(Start(model, machine.id, shares, together + wish.why))
+                together = (
+                    Why() if model == wish.model else Why.of((model,), " loads together with ", (wish.model,), "; ")
+                )
+                scene.start(Start(model, machine.id, shares, Why(together.parts + wish.why.parts), wish.replaces))
             return True
     return False
 
@@ -227,12 +251,12 @@ def _make_room(scene: Scene, wish: Wish, option: _Option) -> None:
     """Let workers leave for a wish, and keep their memory for it."""
     for leaver in option.leavers:
         for worker in leaver.workers:
-            why = f"it leaves for {wish.model}: {wish.why}"
+            why = Why.of("it leaves for ", (wish.model,), ": ", *wish.why.parts)
             if worker.id in scene.leaving:
                 pass  # It leaves already, for another reason.
             elif not leaver.is_busy:
                 idle = seconds(scene.now - worker.idle_since)
-                dismiss(scene, worker, f"idle for {idle}, {why}", wanted_by=wish.model)
+                dismiss(scene, worker, Why.of(f"idle for {idle}, ", *why.parts), wanted_by=wish.model)
             elif worker.status == "ready":
                 scene.actions.append(Reserve(worker.id, worker.model, wish.model, why))
             scene.leave(worker)
@@ -247,8 +271,11 @@ def _make_room(scene: Scene, wish: Wish, option: _Option) -> None:
 def _freeing(scene: Scene, wish: Wish, option: _Option) -> Wait:
     leaving = [worker for worker in scene.on_machine[option.machine.id] if worker.id in scene.leaving]
     busy = names(worker.model for worker in leaving if worker.is_busy)
-    told = f"memory for {wish.model} on {option.machine.id} is being freed by {names(each.model for each in leaving)}"
-    return Wait(wish.model, "freeing", f"{told}; calls of {busy} end first" if busy else told)
+    freed = f" on {option.machine.id} is being freed by "
+    why = Why.of("memory for ", (wish.model,), freed, names(each.model for each in leaving))
+    if busy:
+        why = Why.of(*why.parts, "; calls of ", busy, " end first")
+    return Wait(wish.model, "freeing", why)
 
 
 def _refused(scene: Scene, wish: Wish, machines: Sequence[Machine], until: float | None) -> Wait:
@@ -257,24 +284,29 @@ def _refused(scene: Scene, wish: Wish, machines: Sequence[Machine], until: float
     room = {each.id: largest_room(model.need_on(each.id), each, scene.ledger.empty[each.id]) for each in machines}
     by_size = max(machines, key=lambda each: room[each.id], default=None)
     if by_size is None:
-        return Wait(wish.model, "too_large", f"no machine may run {', '.join(wish.models)}")
+        return Wait(wish.model, "too_large", Why.of("no machine may run ", wish.models))
     if not any(_placed(scene, wish.models, machine, scene.ledger.empty[machine.id]) for machine in machines):
         need, most = model.need_on(by_size.id), gib(room[by_size.id])
         size = gib(_size(need) + need.bytes_per_gpu)
-        why = f"{wish.model} takes {size}, and {by_size.id}, which has the most, has {most} for one worker"
+        has = f" takes {size}, and {by_size.id}, which has the most, has {most} for one worker"
+        why = Why.of((wish.model,), has)
         return Wait(wish.model, "too_large", why)
-    why = f"what is loaded stays (`min`, `pinned` or a group), and leaves no room for {wish.model}"
+    why = Why.of("what is loaded stays (`min`, `pinned` or a group), and leaves no room for ", (wish.model,))
     if not any(_could_ever(scene, wish, machine, scene.ledger.empty[machine.id]) for machine in machines):
         return Wait(wish.model, "no_room", why)
     if not any(_could_ever(scene, wish, machine, scene.ledger.reported[machine.id]) for machine in machines):
-        return Wait(wish.model, "others", f"other programs use the memory that {wish.model} needs")
+        why = Why.of("other programs use the memory that ", (wish.model,), " needs")
+        return Wait(wish.model, "others", why)
     if wish.is_overdue or wish.cause != "call":
-        why = f"what could leave for {wish.model} was loaded a moment ago, or its memory is promised to others"
+        rest = " was loaded a moment ago, or its memory is promised to others"
+        why = Why.of("what could leave for ", (wish.model,), rest)
         return Wait(wish.model, "resident", why, until)
+    why = Why.of("all that could leave for ", (wish.model,), " have calls or were loaded a moment ago")
+    if not wish.is_awaited:
+        return Wait(wish.model, "busy", why, until)
     scene.look_at(overdue_at)
-    others = f"all that could leave for {wish.model} have calls or were loaded a moment ago"
-    why = f"{others}; in {seconds(overdue_at - scene.now)} one of them gets no more calls"
-    return Wait(wish.model, "busy", why, min(overdue_at, until or overdue_at))
+    rest = f"; in {seconds(overdue_at - scene.now)} one of them gets no more calls"
+    return Wait(wish.model, "busy", Why.of(*why.parts, rest), min(overdue_at, until or overdue_at))
 
 
 def _stays(scene: Scene, worker: Worker) -> bool:

@@ -30,6 +30,8 @@ class ActionData(TypedDict, total=False):
     bytes: dict[str, int]
     """Device -> bytes that are taken, or will be free."""
     wanted_by: str
+    replaces: str
+    """Id of the worker whose place it takes; empty: it takes nobody's."""
     reason: str
     is_hopeless: bool
     until: float | None
@@ -57,7 +59,7 @@ def as_data(picture: Picture, plan: Plan) -> PlanData:
 
 
 def _action(action: Action) -> ActionData:
-    data = ActionData(action=type(action).__name__.lower(), model=action.model, why=action.why)
+    data = ActionData(action=type(action).__name__.lower(), model=action.model, why=action.why.whole)
     if isinstance(action, Stop | Reserve | Drain | Release):
         data["worker"] = action.worker
     if isinstance(action, Stop | Reserve):
@@ -65,6 +67,7 @@ def _action(action: Action) -> ActionData:
     match action:
         case Start():
             data["machine"], data["bytes"] = action.machine, _bytes(action.shares)
+            data["replaces"] = action.replaces
         case Stop():
             data["bytes"] = _bytes(action.frees)
         case Wait():
@@ -119,16 +122,17 @@ def _sentence(action: Action, now: float) -> str:
     match action:
         case Start():
             where = ", ".join(f"{gib(share.bytes)} on {share.device}" for share in action.shares)
-            return f"Start {action.model} on {action.machine} ({where}): {action.why}."
+            beside = f" in place of {action.replaces}" if action.replaces else ""
+            return f"Start {action.model} on {action.machine}{beside} ({where}): {action.why.whole}."
         case Stop():
             freed = ", ".join(f"{gib(share.bytes)} on {share.device}" for share in action.frees)
-            return f"Stop {action.model} ({action.worker}), which frees {freed}: {action.why}."
+            return f"Stop {action.model} ({action.worker}), which frees {freed}: {action.why.whole}."
         case Drain():
-            return f"Let the calls of {action.model} ({action.worker}) end: {action.why}."
+            return f"Let the calls of {action.model} ({action.worker}) end: {action.why.whole}."
         case Reserve():
-            return f"Give {action.model} ({action.worker}) no more calls: {action.why}."
+            return f"Give {action.model} ({action.worker}) no more calls: {action.why.whole}."
         case Release():
-            return f"Give {action.model} ({action.worker}) calls again: {action.why}."
+            return f"Give {action.model} ({action.worker}) calls again: {action.why.whole}."
         case Wait():
             until = "" if action.until is None else f" (decided again in {seconds(action.until - now)})"
-            return f"{action.model} waits: {action.why}{until}."
+            return f"{action.model} waits: {action.why.whole}{until}."

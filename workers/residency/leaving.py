@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from workers.protocol.residency import Why
 from workers.residency.picture import Worker
-from workers.residency.plan import Drain, Stop
+from workers.residency.plan import Drain, Reserve, Stop
 from workers.residency.scene import Scene, seconds
 
 
@@ -16,12 +17,14 @@ def leave_by_rule(scene: Scene) -> None:
         if why and worker.status != "draining":
             dismiss(scene, worker, why)
     for model in scene.models.values():
+        _replaced(scene, model.name)
+    for model in scene.models.values():
         _above_max(scene, model.name)
     for model in scene.models.values():
         _past_ttl(scene, model.name)
 
 
-def dismiss(scene: Scene, worker: Worker, why: str, wanted_by: str = "") -> None:
+def dismiss(scene: Scene, worker: Worker, why: Why, wanted_by: str = "") -> None:
     """Stop a worker that has no calls, drain one that has some."""
     if not worker.is_busy:
         scene.actions.append(Stop(worker.id, worker.model, worker.shares, why, wanted_by))
@@ -30,26 +33,63 @@ def dismiss(scene: Scene, worker: Worker, why: str, wanted_by: str = "") -> None
     scene.leave(worker)
 
 
-def _unwanted(scene: Scene, worker: Worker) -> str:
+def retire(scene: Scene, worker: Worker, why: Why) -> None:
+    """Give a worker no more calls, and stop it once it has none. Its calls are not cut off, however long they take, nor
+    one that was about to be given to it."""
+    if worker.status == "ready":
+        scene.actions.append(Reserve(worker.id, worker.model, worker.model, why))
+        scene.leave(worker)
+    elif worker.is_busy:
+        scene.leave(worker)
+    else:
+        dismiss(scene, worker, why)
+
+
+def _unwanted(scene: Scene, worker: Worker) -> Why:
     """Return why a worker must leave; empty: nothing says so."""
     model = scene.models.get(worker.model)
     if model is None or not model.policy.most:
-        return f"the catalog does not have {worker.model} any more"
+        return Why.of("the catalog does not have ", (worker.model,), " any more")
     if worker.model in scene.picture.unloaded:
-        return f"an admin has unloaded {worker.model}"
+        return Why.of("an admin has unloaded ", (worker.model,))
     if scene.machines[worker.machine].is_leaving:
-        return f"machine {worker.machine} is being emptied"
-    return ""
+        return Why.of(f"machine {worker.machine} is being emptied")
+    return Why()
+
+
+def _replaced(scene: Scene, name: str) -> None:
+    """Let a model's workers with outdated settings leave: those that load, those whose successors are there, and those
+    that had to make room for theirs, unless that takes their calls so long that others wait in vain."""
+    stale = [worker for worker in scene.usable(name) if worker.is_stale] + [
+        worker for worker in scene.reserved(name) if worker.is_stale
+    ]
+    if not stale:
+        return
+    ready = [worker for worker in scene.usable(name) if worker.status == "ready"]
+    succeeded = {worker.replaces for worker in ready}
+    has_fresh = any(not worker.is_stale for worker in ready)
+    for worker in stale:
+        if worker.status == "loading":
+            dismiss(scene, worker, Why.of("the settings of ", (name,), " have changed while it was loaded"))
+        elif worker.id in succeeded:
+            retire(scene, worker, Why.of("a worker with the new settings of ", (name,), " takes its place"))
+        elif worker.status == "reserved" and worker.is_busy and not has_fresh and scene.has_waited_long(name):
+            why = Why.of("its calls take long, and others wait for ", (name,), "; it is replaced later")
+            scene.release(worker, why)
+        elif worker.status == "reserved":
+            retire(scene, worker, Why.of("the settings of ", (name,), " have changed"))
 
 
 def _above_max(scene: Scene, name: str) -> None:
     most = scene.models[name].policy.most
-    extra = len(scene.usable(name)) - most
+    extra = scene.count_usable(name) - most
     if extra <= 0:
         return
-    ranked = sorted(scene.usable(name), key=lambda worker: (worker.is_busy, worker.idle_since, worker.id))
+    ranked = sorted(
+        scene.usable(name), key=lambda worker: (not worker.is_stale, worker.is_busy, worker.idle_since, worker.id)
+    )
     for worker in ranked[:extra]:
-        dismiss(scene, worker, f"{name} may have at most {most} workers")
+        dismiss(scene, worker, Why.of((name,), f" may have at most {most} workers"))
 
 
 def _past_ttl(scene: Scene, name: str) -> None:
@@ -57,14 +97,15 @@ def _past_ttl(scene: Scene, name: str) -> None:
     policy = scene.models[name].policy
     if not policy.ttl_s or policy.pinned:
         return
-    spare = len(scene.usable(name)) - policy.min
+    spare = scene.count_usable(name) - policy.min
     for worker in sorted(scene.usable(name), key=lambda worker: (worker.idle_since, worker.id))[: max(0, spare)]:
         unit = unit_workers(scene, worker)
         if any(not _is_past_ttl(scene, each) for each in unit):
             continue
         for each in unit:
             if each.id not in scene.leaving:
-                dismiss(scene, each, f"{each.model} has had no call for {seconds(scene.now - each.idle_since)}")
+                idle = seconds(scene.now - each.idle_since)
+                dismiss(scene, each, Why.of((each.model,), f" has had no call for {idle}"))
 
 
 def _is_past_ttl(scene: Scene, worker: Worker) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from workers.protocol.residency import Why
 from workers.residency.policy import Group, Residency
 
 CPU = "cpu"
@@ -124,6 +125,10 @@ class Worker:
     """Calls that have been given one of its slots and have not begun."""
     num_taken: int = 0
     """Calls that it was given since it is ready."""
+    is_stale: bool = False
+    """Whether it has other settings than the catalog has by now, and so is to be replaced."""
+    replaces: str = ""
+    """Id of the stale worker whose place it takes (`Start.replaces`); empty: it takes nobody's."""
 
     @property
     def is_busy(self) -> bool:
@@ -146,6 +151,13 @@ class Demand:
     predicted_wait_s: float = 0.0
     """How long a new call is expected to wait for a slot, with the workers that there are."""
     is_asked_by_admin: bool = False
+    num_elsewhere: int = 0
+    """Calls that a fallback serves in its place."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether anybody waits until the model is loaded."""
+        return self.num_waiting > 0 or self.is_asked_by_admin
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +166,7 @@ class Failure:
 
     model: str
     not_before: float
-    reason: str
+    why: Why
     machine: str = ""
     """Where it failed; empty: it is tried nowhere."""
 

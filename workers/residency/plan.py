@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
+from workers.protocol.residency import Why
 from workers.residency.picture import Share
 
 WaitReason = Literal[
@@ -36,7 +38,9 @@ class Start:
     model: str
     machine: str
     shares: tuple[Share, ...]
-    why: str
+    why: Why
+    replaces: str = ""
+    """Id of the stale worker whose place it takes: that one leaves once this one is ready. Empty: it takes nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class Stop:
     worker: str
     model: str
     frees: tuple[Share, ...]
-    why: str
+    why: Why
     wanted_by: str = ""
     """The model that takes its place; empty: it leaves for its own reasons."""
 
@@ -58,17 +62,17 @@ class Drain:
 
     worker: str
     model: str
-    why: str
+    why: Why
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Give a worker no new calls, so that it becomes free for another model."""
+    """Give a worker no new calls, so that it becomes free for another model, or for its successor of the same model."""
 
     worker: str
     model: str
     wanted_by: str
-    why: str
+    why: Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class Release:
 
     worker: str
     model: str
-    why: str
+    why: Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ class Wait:
 
     model: str
     reason: WaitReason
-    why: str
+    why: Why
     until: float | None = None
     """When time alone changes this; None: something has to happen."""
 
@@ -102,6 +106,9 @@ class Plan:
     ask_again_at: float | None = None
     """When to decide again though nothing happens; None: when something does. It can be the moment of the plan itself:
     then at once, when its actions are taken."""
+    wanted: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Model -> the workers that it should have, whether or not there is memory for them: those that are there or load,
+    and those that `min`, calls that wait or long waits ask for. Calls that run say nothing."""
 
     def starts(self) -> Iterator[Start]:
         return (action for action in self.actions if isinstance(action, Start))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 
+from workers.protocol.residency import Why
 from workers.residency.ledger import Ledger
 from workers.residency.picture import Demand, Failure, Machine, Model, Picture, Worker
 from workers.residency.plan import Action, Plan, Release, Start, Wait
@@ -100,10 +101,12 @@ class Scene:
         return {worker.model for worker in workers if worker.id not in without} | set(self.started_on[machine])
 
     def count_usable(self, model: str) -> int:
-        """Return the number of these workers."""
+        """Return the number of these workers. One that is replaced and its successor count as one."""
         found = self._num_usable.get(model)
         if found is None:
-            found = self._num_usable[model] = len(self.usable(model))
+            usable = self.usable(model)
+            ids = {worker.id for worker in usable}
+            found = self._num_usable[model] = sum(worker.replaces not in ids for worker in usable)
         return found
 
     def num_usable(self, model: str) -> int:
@@ -118,8 +121,18 @@ class Scene:
         """Return since when a model waits for its turn."""
         model = self.models[demand.model]
         # A reserved worker still serves the model, so that its turn has not ended yet.
-        is_served = any(worker.status == "reserved" for worker in self.of_model.get(demand.model, ()))
+        is_served = any(
+            worker.status == "reserved" and not worker.is_stale for worker in self.of_model.get(demand.model, ())
+        )
         return self.now if is_served else max(demand.oldest_since, model.left_at)
+
+    def has_waited_long(self, model: str) -> bool:
+        """Return whether a call has waited for a model for `patience_s`."""
+        demand = self.demand.get(model)
+        if demand is None:
+            return False
+        self.look_at(demand.oldest_since + self.bounds.patience_s)
+        return self.now - demand.oldest_since >= self.bounds.patience_s
 
     def failures_of(self, model: str) -> Iterable[Failure]:
         """Return the failures that keep a model from being loaded now."""
@@ -151,11 +164,11 @@ class Scene:
             self.counted.add(worker.id)
             self.ledger.leave(worker)
 
-    def release(self, worker: Worker) -> None:
-        """Note that a reserved worker gets calls again."""
+    def release(self, worker: Worker, why: Why | None = None) -> None:
+        """Note that a reserved worker gets calls again. `why`: unless nobody wants its place any more."""
         self.released.add(worker.id)
         self._num_usable.pop(worker.model, None)
-        why = f"nobody waits for the place of {worker.model} any more"
+        why = why or Why.of("nobody waits for the place of ", (worker.model,), " any more")
         self.actions.append(Release(worker.id, worker.model, why))
 
     def reserved(self, model: str) -> list[Worker]:
@@ -185,8 +198,8 @@ class Scene:
         if self.now < moment < math.inf:
             self.moments.append(moment)
 
-    def plan(self) -> Plan:
-        return Plan(tuple(self.actions), min(self.moments, default=None))
+    def plan(self, wanted: Mapping[str, int]) -> Plan:
+        return Plan(tuple(self.actions), min(self.moments, default=None), wanted)
 
 
 def seconds(duration: float) -> str:
@@ -197,5 +210,6 @@ def gib(size: int) -> str:
     return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
-def names(models: Iterable[str]) -> str:
-    return ", ".join(sorted(set(models)))
+def names(models: Iterable[str]) -> tuple[str, ...]:
+    """Return the models' names as a part of a `Why`."""
+    return tuple(sorted(set(models)))

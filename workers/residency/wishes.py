@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from workers.protocol.residency import Why
 from workers.residency.picture import NEVER, Demand, Model
 from workers.residency.plan import Wait
 from workers.residency.scene import Scene, seconds
 
-Cause = Literal["kept", "call", "growth", "preload"]
+Cause = Literal["kept", "call", "growth", "replacement", "preload"]
 """Why a worker is wanted. `kept`: `min` asks for it, or its group is there; `call`: somebody waits for the model;
-`growth`: calls wait too long for the workers that there are; `preload`: the catalog loads it at the start."""
+`growth`: calls wait too long for the workers that there are; `replacement`: one has other settings than the catalog;
+`preload`: the catalog loads it at the start."""
+
+_LAST: dict[Cause, int] = {"growth": 3, "replacement": 4, "preload": 5}
+"""Causes for which nobody waits -> their place among all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +27,15 @@ class Wish:
     models: tuple[str, ...]
     """The model that is wanted first."""
     cause: Cause
-    why: str
+    why: Why
     priority: int = 0
     since: float = NEVER
+    is_awaited: bool = True
+    """Whether anybody waits for it, so that it becomes overdue."""
     is_overdue: bool = False
     """Whether busy workers may be reserved for it."""
+    replaces: str = ""
+    """Id of the stale worker whose place it is to take."""
 
     @property
     def model(self) -> str:
@@ -42,7 +51,7 @@ class Wish:
             return (
                 (1, NEVER, self.since, self.model) if self.is_overdue else (2, -self.priority, self.since, self.model)
             )
-        return (3 if self.cause == "growth" else 4, -self.priority, self.since, self.model)
+        return (_LAST[self.cause], -self.priority, self.since, self.model)
 
 
 def find_wishes(scene: Scene) -> list[Wish]:
@@ -51,7 +60,12 @@ def find_wishes(scene: Scene) -> list[Wish]:
     for model in scene.picture.models:
         if not model.policy.most:
             continue
-        wishes = [*_kept(scene, model), *_called(scene, model), *_preloaded(scene, model)]
+        wishes = [
+            *_kept(scene, model),
+            *_called(scene, model),
+            *_replaced(scene, model),
+            *_preloaded(scene, model),
+        ]
         if wishes and _may_load(scene, model, wishes[0]):
             # Models that load as one are wanted once, as the one of them that comes first.
             unit = scene.unit_of(model.name)
@@ -60,16 +74,28 @@ def find_wishes(scene: Scene) -> list[Wish]:
     return sorted((wish for wishes in by_unit.values() for wish in wishes), key=lambda wish: wish.rank)
 
 
+def count_wanted(scene: Scene, wishes: Sequence[Wish]) -> dict[str, int]:
+    """Return model -> the workers that it should have (`Plan.wanted`). Call it before any wish is granted."""
+    wanted = {model: scene.count_usable(model) for model in scene.models}
+    for wish in wishes:
+        if wish.cause == "replacement" or (wish.cause in ("call", "preload") and wanted[wish.model]):
+            continue  # What `min` keeps serves calls as well.
+        wanted[wish.model] += 1
+        for companion in wish.models[1:]:
+            wanted[companion] = wanted[companion] or 1
+    return wanted
+
+
 def _kept(scene: Scene, model: Model) -> Iterator[Wish]:
     missing = model.policy.min - scene.num_usable(model.name)
     unit = scene.unit_of(model.name)
-    why = f"{model.name} is kept loaded (min: {model.policy.min})"
+    why = Why.of((model.name,), f" is kept loaded (min: {model.policy.min})")
     for _ in range(missing):
         yield Wish(_first(unit, model.name), "kept", why, model.policy.priority, is_overdue=True)
     if missing <= 0 and len(unit) > 1 and not scene.num_usable(model.name):
         companion = next((other for other in unit if scene.num_usable(other)), "")
         if companion:
-            why = f"{model.name} loads together with {companion}"
+            why = Why.of((model.name,), " loads together with ", (companion,))
             yield Wish(_first(unit, model.name), "kept", why, model.policy.priority)
 
 
@@ -79,11 +105,13 @@ def _called(scene: Scene, model: Model) -> Iterator[Wish]:
         return
     unit, priority, since = _first(scene.unit_of(model.name), model.name), model.policy.priority, scene.since_of(demand)
     if not scene.num_usable(model.name):
-        overdue_at = since + scene.bounds.patience_s
-        yield Wish(unit, "call", _told(scene, demand), priority, since, is_overdue=scene.now >= overdue_at)
+        # Where nobody waits, no worker with calls gives way.
+        is_overdue = demand.is_awaited and scene.now >= since + scene.bounds.patience_s
+        yield Wish(unit, "call", _told(scene, demand), priority, since, demand.is_awaited, is_overdue)
     elif _may_grow(scene, model, demand):
         wait, age = seconds(demand.predicted_wait_s), seconds(scene.now - demand.oldest_since)
-        why = f"calls of {model.name} wait {wait} for its {scene.num_usable(model.name)} workers, the oldest {age}"
+        workers = f" wait {wait} for its {scene.num_usable(model.name)} workers, the oldest {age}"
+        why = Why.of("calls of ", (model.name,), workers)
         yield Wish(unit, "growth", why, priority, since)
 
 
@@ -97,11 +125,21 @@ def _may_grow(scene: Scene, model: Model, demand: Demand) -> bool:
     return scene.now - demand.oldest_since >= scene.bounds.grow_age_s
 
 
+def _replaced(scene: Scene, model: Model) -> Iterator[Wish]:
+    """Yield a successor of one worker with outdated settings, unless one is being loaded or could not be."""
+    usable = scene.usable(model.name)
+    stale = [worker for worker in usable if worker.is_stale]
+    if stale and not any(worker.status == "loading" for worker in usable) and not any(scene.failures_of(model.name)):
+        first = min(stale, key=lambda worker: (worker.is_busy, worker.idle_since, worker.id))
+        why = Why.of("the settings of ", (model.name,), " have changed")
+        yield Wish((model.name,), "replacement", why, model.policy.priority, replaces=first.id)
+
+
 def _preloaded(scene: Scene, model: Model) -> Iterator[Wish]:
     is_due = model.policy.preload and not model.was_loaded and model.name not in scene.demand
     if is_due and not scene.num_usable(model.name):
         unit = _first(scene.unit_of(model.name), model.name)
-        yield Wish(unit, "preload", f"{model.name} is preloaded", model.policy.priority)
+        yield Wish(unit, "preload", Why.of((model.name,), " is preloaded"), model.policy.priority)
 
 
 def _may_load(scene: Scene, model: Model, wish: Wish) -> bool:
@@ -111,24 +149,30 @@ def _may_load(scene: Scene, model: Model, wish: Wish) -> bool:
     failure = max(scene.failures_of(name), key=lambda failure: failure.not_before, default=None)
     if name in scene.picture.unloaded:
         if demand is not None:
-            scene.wait(Wait(name, "unloaded", f"an admin has unloaded {name}; POST /models/load loads it again"))
+            why = Why.of("an admin has unloaded ", (name,), "; POST /models/load loads it again")
+            scene.wait(Wait(name, "unloaded", why))
         return False
     if wish.cause == "call" and not (model.policy.autoload or is_admins):
-        scene.wait(Wait(name, "autoload", f"{name} is not loaded by calls (autoload: false); POST /models/load does"))
+        why = Why.of((name,), " is not loaded by calls (autoload: false); POST /models/load does")
+        scene.wait(Wait(name, "autoload", why))
         return False
     if failure is not None and not scene.candidates(model):
         wait = seconds(failure.not_before - scene.now)
-        why = f"{name} failed to load ({failure.reason}); it is tried again in {wait}"
+        why = Why.of((name,), " failed to load (", *failure.why.parts, f"); it is tried again in {wait}")
         scene.wait(Wait(name, "failed", why, failure.not_before))
         return False
     return True
 
 
-def _told(scene: Scene, demand: Demand) -> str:
+def _told(scene: Scene, demand: Demand) -> Why:
     if demand.is_asked_by_admin and not demand.num_waiting:
-        return f"an admin loads {demand.model}"
+        return Why.of("an admin loads ", (demand.model,))
+    if not demand.num_waiting:
+        calls = "1 call is" if demand.num_elsewhere == 1 else f"{demand.num_elsewhere} calls are"
+        return Why.of(f"{calls} served by a fallback of ", (demand.model,))
     calls = "1 call waits" if demand.num_waiting == 1 else f"{demand.num_waiting} calls wait"
-    return f"{calls} for {demand.model}, the oldest for {seconds(max(0.0, scene.now - demand.oldest_since))}"
+    age = seconds(max(0.0, scene.now - demand.oldest_since))
+    return Why.of(f"{calls} for ", (demand.model,), f", the oldest for {age}")
 
 
 def _first(unit: tuple[str, ...], model: str) -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 start -> listening -> registered -> serving --signal--> draining --idle or bound--> cut -> flushed -> gone
                                         |`--/health/drain--^                         ^
                                         `-----engine crashed-------------------------'
+
+A worker that is reserved (SIGUSR1) serves on, but gateways send it no new calls until it is released (SIGUSR2).
 """
 
 from __future__ import annotations
@@ -82,6 +84,8 @@ class Lifecycle:
     def __init__(self) -> None:
         self.draining = False
         """Whether no new calls are taken."""
+        self.reserved = False
+        """Whether gateways are told to send no new calls. Those that come all the same are taken."""
         self.drains_since = 0.0
         """time.monotonic() at which the worker began to drain."""
         self.stopping = asyncio.Event()
@@ -98,6 +102,13 @@ class Lifecycle:
         if self.draining:
             return False
         self.draining, self.drains_since = True, time.monotonic()
+        return True
+
+    def reserve(self, reserved: bool) -> bool:
+        """Have gateways send no new calls, or send calls again; return False if that was so already."""
+        if self.reserved == reserved:
+            return False
+        self.reserved = reserved
         return True
 
     def signalled(self, number: int) -> None:

@@ -25,7 +25,7 @@ from workers.http_server.protocol import HttpProtocol
 from workers.http_server.server import HttpServer
 from workers.metrics.worker import WorkerMetrics
 from workers.process.limits import HeapUpkeep
-from workers.process.signals import stop_signals
+from workers.process.signals import RESERVED_BY, stop_signals
 from workers.process.sockets import address_of
 from workers.protocol.control import left_s
 from workers.protocol.events import Failure, FailureCode
@@ -119,7 +119,10 @@ class Served:
     announced: Callable[[Heartbeat], Heartbeat]
     """Adds to a heartbeat what only this kind of worker reports."""
     retire: Callable[[], None]
-    """Begins to write the cache to disk for other workers. Called when the worker starts to drain; calls go on."""
+    """Begins to write the cache to disk for other workers. Called when the worker is reserved and when it starts to
+    drain; calls go on."""
+    stay: Callable[[], None]
+    """Undoes `retire`. Called when the worker is released."""
 
 
 def metrics_of(
@@ -138,7 +141,7 @@ def metrics_of(
         forms,
         worker=worker.worker,
         version=worker.version,
-        draining=lambda: life.draining,
+        draining=lambda: life.draining or life.reserved,
         devices=devices,
     )
 
@@ -196,6 +199,8 @@ class WorkerServer:
         loop = asyncio.get_running_loop()
         for number in stop_signals():
             loop.add_signal_handler(number, self._life.signalled, number)
+        for number, reserved in RESERVED_BY.items():
+            loop.add_signal_handler(number, self._reserve, reserved)
         loop.set_exception_handler(self._on_loose_error)
         self._engine.start()
         hub = self._served.hub
@@ -249,6 +254,13 @@ class WorkerServer:
             self._registration.hurry()
             logger.info("draining %d calls", self._calls.num_calls)
 
+    def _reserve(self, reserved: bool) -> None:
+        """Have gateways send no new calls, or send calls again."""
+        if self._life.reserve(reserved):
+            self._registration.hurry()
+            (self._served.retire if reserved else self._served.stay)()
+            logger.info("reserved: no new calls" if reserved else "released: new calls are taken")
+
     async def _drain(self) -> Exit:
         self._begin_to_drain()
         bound_s = left_s(self._identity.drain_s, time.monotonic() - self._life.drains_since)
@@ -293,7 +305,8 @@ class WorkerServer:
             kv_tokens_used=load.kv_tokens_used,
             facts=identity.facts,
             fingerprint=identity.fingerprint,
-            draining=self._life.draining or self._life.shortage.lasts,
+            draining=self._life.draining or self._life.reserved or self._life.shortage.lasts,
+            reserved=self._life.reserved,
             started_at=identity.started_at,
             kind=self._served.kind,
             overdraft=load.overdraft,
@@ -304,7 +317,7 @@ class WorkerServer:
     def _facts(self) -> dict[str, Any]:
         identity, load = self._identity, self._engine.load()
         return {
-            "status": "draining" if self._life.draining else "ok",
+            "status": "draining" if self._life.draining else "reserved" if self._life.reserved else "ok",
             "kind": self._served.kind,
             "model": identity.model,
             "worker": identity.worker,

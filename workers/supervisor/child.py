@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from workers.process import parent_death
+from workers.process.signals import RESERVED_BY
 from workers.protocol.exits import FINAL, Exit
 from workers.supervisor.output import Output
 
@@ -169,6 +170,13 @@ class Child:
         """Send SIGTERM, and SIGKILL after the recipe's `grace_s`; return when `keep` is over. Idempotent."""
         self._stopping.set()
         await self._idle.wait()
+
+    def reserve(self, reserved: bool) -> None:
+        """Have a worker that has registered get no new calls, or get calls again. A younger process would end of it."""
+        if self.pid is not None:
+            number = next(number for number, meaning in RESERVED_BY.items() if meaning == reserved)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def hurry(self) -> None:
         """Kill a process that is being stopped, without waiting for the rest of `grace_s`."""
@@ -366,6 +374,11 @@ class WorkerSlot:
         self._go.set()
         if self._child is not None:
             await self._child.stop()
+
+    def reserve(self, reserved: bool) -> None:
+        """Have the worker, which has registered, get no new calls, or get calls again."""
+        if self._child is not None:
+            self._child.reserve(reserved)
 
     def hurry(self) -> None:
         if self._child is not None:

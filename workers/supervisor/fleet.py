@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from workers.protocol import keys
 from workers.redis import link
@@ -33,6 +33,8 @@ class Fleet:
         self._url = redis_url
         # The caller decides whether to try again.
         self._client = link.connect(redis_url, timeout_s=TIMEOUT_S, retries=0)
+        self._is_refused = False
+        """Whether the log has been told that this login lacks rights."""
 
     @property
     def client(self) -> redis.asyncio.Redis:
@@ -84,10 +86,22 @@ class Fleet:
                 for name in names:
                     pipeline.delete(name) if forget else pipeline.exists(name)
                 answers = await pipeline.execute()
-        except (RedisError, OSError, TimeoutError):
+        except (RedisError, OSError, TimeoutError) as error:
+            self._note_refusal(error)
             return None
         found = zip(models, answers[len(models) :], strict=True)
         return frozenset() if forget else frozenset(model for model, is_there in found if is_there)
+
+    def _note_refusal(self, error: Exception) -> None:
+        """Log, once, that this login may not do what supervisors do."""
+        if isinstance(error, NoPermissionError) and not self._is_refused:
+            self._is_refused = True
+            log.error(
+                "Redis refuses what this supervisor asks (%s): workers are neither loaded nor unloaded; log in as %s, "
+                "and give --worker-redis-url for its workers (`paddock redis acl`, docs/redis.md)",
+                error,
+                keys.user_of("supervisor"),
+            )
 
     async def aclose(self) -> None:
         await self._client.aclose()

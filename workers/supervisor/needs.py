@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -10,17 +12,23 @@ from msgspec.structs import replace
 
 from workers.footprint.devices import HOST, DeviceState
 from workers.footprint.footprint import Footprint, Share
-from workers.footprint.learned import Learned, key_of
+from workers.footprint.learned import Learned, key_of, stamp_of
 from workers.footprint.predict import Bounds, predict
 from workers.footprint.prediction import Unpredictable, build_of, dry_run
 from workers.models.spec import ModelSpec
+from workers.protocol.residency import Detail, Why
 from workers.residency.picture import Need
 from workers.settings import SupervisorSettings
+from workers.supervisor.child import Backoff
 from workers.supervisor.plan import is_served_alike
 
 EXPECTED = 2
 """Number of models that share a machine's memory and cores, as far as settings depend on it, where the catalog's
 `models_max` does not say one."""
+AGAIN_S, AGAIN_LATEST_S = 5.0, 300.0
+"""Seconds after which a prediction that failed is made again, and the most of them; each further time twice as many."""
+FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s:'\"]+/)+")
+"""Pattern of a path's folders, but not of an address's."""
 ROOMY = 1 << 50
 """Bytes of an imagined GPU that any model fits: a prediction for it tells what the model takes undivided."""
 
@@ -29,9 +37,13 @@ ROOMY = 1 << 50
 class Prediction:
     """The memory that a worker of a model takes, and the settings with which it takes no more."""
 
+    wanted: ModelSpec
+    """The model's spec as the catalog has it."""
     spec: ModelSpec
     """The model's spec with as many KV cells as were counted, and its share of the cores."""
     need: Need
+    stamp: str = ""
+    """The state of the model's files before they were read (`stamp_of`)."""
 
 
 @dataclass(slots=True)
@@ -45,8 +57,18 @@ class Needs:
     cores: int
     models_max: int = 0
     found: dict[str, Prediction] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    """Model -> why its memory can't be predicted. It is not loaded."""
+    outdated: dict[str, Prediction] = field(default_factory=dict)
+    """Model -> the prediction for the settings, or the files, that it had before. Its workers of then run on until the
+    model can be loaded with its new ones."""
+    refused: dict[str, Why] = field(default_factory=dict)
+    """Model -> why its memory can't be predicted. It is not loaded. It is predicted again while it is wanted, since
+    what was wrong may have passed: a file that was being copied, a process that could not be started."""
+    retry_at: dict[str, float] = field(default_factory=dict)
+    """Refused model -> the unix time from which it may be predicted again, for people."""
+    _pauses: dict[str, Backoff] = field(default_factory=dict)
+    """Refused model -> the pauses before it is predicted again."""
+    _due_at: dict[str, float] = field(default_factory=dict)
+    """Refused model -> when it may be predicted again, `time.monotonic` seconds."""
     _specs: dict[str, ModelSpec] = field(default_factory=dict)
     _first: list[str] = field(default_factory=list)
     _more: asyncio.Event = field(default_factory=asyncio.Event)
@@ -56,19 +78,39 @@ class Needs:
         return any(device.kind == "gpu" for device in self.devices)
 
     def serve(self, models: Sequence[ModelSpec]) -> None:
-        """Predict for these models from now on. What was predicted for a spec that is as it was is kept."""
+        """Predict for these models from now on. What was predicted for a spec that is as it was is kept; for others it
+        is `outdated`."""
         specs = {model.name: model for model in models}
         for name in [
             name for name, spec in self._specs.items() if name not in specs or not is_served_alike(specs[name], spec)
         ]:
-            self.found.pop(name, None)
-            self.refused.pop(name, None)
+            if (prediction := self.found.pop(name, None)) is not None:
+                self.outdated[name] = prediction
+            self._forgive(name)
+        self.outdated = {name: prediction for name, prediction in self.outdated.items() if name in specs}
         self._specs = specs
         self._more.set()
 
     def want(self, models: Collection[str]) -> None:
-        """Predict for these models before others."""
+        """Predict for these models before others, and again for those of them that were refused."""
         self._first = [name for name in models if name not in self.found]
+        if any(name in self.refused and self._is_due(name) for name in self._first):
+            self._more.set()
+
+    def holds(self, name: str) -> bool:
+        """Return whether a model's files are those that its memory was predicted for. If they are not, forget the
+        prediction, so that the model is not loaded before it is predicted anew: it may take any number of bytes now."""
+        prediction = self.found.get(name)
+        if prediction is None:
+            return False
+        try:
+            is_same = stamp_of(prediction.spec) == prediction.stamp
+        except OSError:  # which the next prediction tells
+            is_same = False
+        if not is_same:
+            self.outdated[name] = self.found.pop(name)
+            self._more.set()
+        return is_same
 
     async def run(self, changed: asyncio.Event) -> None:
         """Predict until cancelled, and set `changed` after each prediction."""
@@ -78,22 +120,41 @@ class Needs:
                 spec = self._specs[name]
                 try:
                     prediction = await asyncio.to_thread(self._predicted, spec)
-                except (Unpredictable, OSError) as error:
+                # RuntimeError: no thread could be started.
+                except (Unpredictable, OSError, RuntimeError, MemoryError) as error:
                     if self._specs.get(name) is spec:
-                        self.refused[name] = str(error)
+                        self._refuse(name, str(error) or "there is no memory for it")
                 else:
                     if self._specs.get(name) is spec:
+                        self._forgive(name)
                         self.found[name] = prediction
+                        self.outdated.pop(name, None)
                 changed.set()
             await self._more.wait()
 
     def _next(self) -> str | None:
+        """Return the model to predict for next: one that is wanted, or else one that was not tried yet."""
         left = [name for name in self._specs if name not in self.found and name not in self.refused]
-        return next((name for name in self._first if name in left), left[0] if left else None)
+        again = (name for name in self._first if name in self.refused and self._is_due(name))
+        wanted = next((name for name in self._first if name in left), None) or next(again, None)
+        return wanted or (left[0] if left else None)
+
+    def _is_due(self, name: str) -> bool:
+        return name in self._specs and time.monotonic() >= self._due_at[name]
+
+    def _refuse(self, name: str, error: str) -> None:
+        why = without_folders(Why.of("its memory can't be predicted", Detail(f": {error}")))
+        pause_s = self._pauses.setdefault(name, Backoff(AGAIN_S, AGAIN_LATEST_S)).after(0.0)
+        self.refused[name], self._due_at[name] = why, time.monotonic() + pause_s
+        self.retry_at[name] = time.time() + pause_s
+
+    def _forgive(self, name: str) -> None:
+        for known in (self.refused, self.retry_at, self._pauses, self._due_at):
+            known.pop(name, None)
 
     def _predicted(self, spec: ModelSpec) -> Prediction:
         """Return the prediction for a model. Blocks for about a second. Raises Unpredictable, OSError."""
-        expected = self.models_max or EXPECTED
+        stamp, expected, wanted = stamp_of(spec), self.models_max or EXPECTED, spec
         llama = replace(spec.llama, n_threads=spec.llama.n_threads or max(1, self.cores // expected))
         spec = replace(spec, llama=llama)
         uses_gpu = self.has_gpu and spec.llama.uses_devices
@@ -103,7 +164,12 @@ class Needs:
         if footprint.num_cells and not spec.kv_tokens and not uses_gpu:
             spec = replace(spec, kv_tokens=footprint.num_cells)
         footprint = self.learned.corrected(key_of(spec, build_of()), footprint)
-        return Prediction(spec, need_of(footprint, spec))
+        return Prediction(wanted, spec, need_of(footprint, spec), stamp)
+
+
+def without_folders(why: Why) -> Why:
+    """Return a reason with files' names in place of their paths in its details: callers are told of it."""
+    return Why(tuple(Detail(FOLDERS.sub("", part.detail)) if isinstance(part, Detail) else part for part in why.parts))
 
 
 def bounds_of(settings: SupervisorSettings) -> Bounds:

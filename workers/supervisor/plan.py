@@ -157,9 +157,9 @@ def is_served_alike(one: ModelSpec, other: ModelSpec) -> bool:
 
 def _as_read(model: ModelSpec) -> ModelSpec:
     """Return the spec without what no worker reads. How many workers there are counts where they share cores."""
-    adapters = tuple(replace(adapter, scale=0.0) for adapter in model.adapters)
+    adapters = tuple(replace(adapter, scale=0.0, price=None) for adapter in model.adapters)
     workers = model.workers if model.llama.cpus else 1
-    return replace(model, tags=(), residency=None, adapters=adapters, workers=workers)
+    return replace(model, tags=(), price=None, residency=None, adapters=adapters, workers=workers)
 
 
 def _with_devices(workers: Sequence[PlannedWorker], devices: Sequence[str]) -> Iterator[PlannedWorker]:

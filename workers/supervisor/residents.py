@@ -8,6 +8,7 @@ Times are unix seconds by this machine's clock.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ from workers.planner.messages import (
     ToldWorker,
 )
 from workers.protocol import residency
-from workers.protocol.residency import MachineModels, ModelDemand, ModelState, ModelStatus
+from workers.protocol.residency import MachineModels, ModelDemand, ModelState, ModelStatus, Why
 from workers.residency.ledger import free_bytes
 from workers.residency.picture import CPU, NEVER, Device, Failure, Share, Status
 from workers.residency.plan import HOPELESS
@@ -43,7 +44,7 @@ from workers.residency.policy import Group
 from workers.residency.scene import gib
 from workers.settings import SupervisorSettings
 from workers.supervisor.fleet import Fleet
-from workers.supervisor.needs import Needs, bounds_of
+from workers.supervisor.needs import Needs, bounds_of, without_folders
 from workers.supervisor.output import Console
 from workers.supervisor.plan import PlannedWorker, Site, is_served_alike
 from workers.supervisor.supervisor import Supervisor
@@ -52,10 +53,18 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """Seconds after which a model that failed to load is tried again; each further time it is twice as long."""
 LOAD_TIMEOUT_S = 1800.0
 """Seconds after which a worker that does not register counts as hung."""
+SETTLE_S = 0.5
+"""Seconds for which a reserved worker may still get a call whose slot was given to it before."""
+TOLD_AGAIN_S = 1.0
+"""Seconds after which a worker is told again whether it is reserved, if its heartbeats do not say so yet."""
 REFUSED_PAUSE_S = 2.0
 """Seconds after which a model may be ordered again whose memory was not free."""
+START_TIMEOUT_S = 30.0
+"""Seconds after which a worker without a process counts as one that can't be started: its disk is full, say."""
 RESERVE_SHARE = 0.02
 """Share of a device that is left to others."""
+LEAST_MOVE_S = 1.0
+"""Seconds by which the wall clock must have been set for times of this supervisor to be set as well."""
 
 
 @dataclass(slots=True)
@@ -72,6 +81,14 @@ class _Resident:
     num_running: int = 0
     seen_bytes: int = 0
     """While it loads: what main memory has given it so far."""
+    replaces: str = ""
+    """Id of the worker with outdated settings whose place it takes."""
+    is_told_reserved: bool = False
+    """Whether its heartbeat says that it gets no new calls."""
+    told_at: float = NEVER
+    """When it was last told whether it is reserved."""
+    settles_at: float = NEVER
+    """Until when a call may be on its way to it: gateways hear late that it is reserved."""
 
 
 @dataclass(slots=True)
@@ -84,6 +101,21 @@ class _Past:
     failure: Failure | None = None
     refusal: Failure | None = None
     """Why an order to load it was refused a moment ago: its memory was not free."""
+
+
+@dataclass(slots=True)
+class _WallClock:
+    """Notices when the wall clock is set, or the machine was asleep."""
+
+    _lead_s: float = field(default_factory=lambda: time.time() - time.monotonic())
+
+    def moved_s(self) -> float:
+        """Return the seconds by which it was set since the last time that this returned some; 0: it was not."""
+        moved_s = time.time() - time.monotonic() - self._lead_s
+        if abs(moved_s) < LEAST_MOVE_S:
+            return 0.0
+        self._lead_s += moved_s
+        return moved_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +157,7 @@ class Residents:
         self._devices: tuple[Device, ...] = ()
         self._catalog = MachineCatalog(models={})
         self._others = {device.id: _others(device) for device in needs.devices}
+        self._clock = _WallClock()
         self._changed = asyncio.Event()
         """Set when something happened that is not read from Redis."""
         self.serve(models, rules)
@@ -135,20 +168,26 @@ class Residents:
         return sorted(self._models, key=lambda name: not self._models[name].policy.min)
 
     def serve(self, models: Sequence[ModelSpec], rules: Rules) -> None:
-        """Serve these models from now on. Workers of models that are gone, or have changed, drain."""
+        """Serve these models from now on. Workers of models that are gone drain; those of models that have changed are
+        replaced."""
         self._models, self._rules = {model.name: model for model in models}, rules
         self._needs.models_max = rules.models_max
         self._needs.serve(models)
         self._changed.set()
 
-    def note_death(self, worker: PlannedWorker, why: str) -> None:
+    def note_death(self, worker: PlannedWorker, why: Why) -> None:
         """Note that a worker's process ended by itself. One that has served is started again by its supervisor."""
         resident = self._residents.get(worker.name)
         if resident is None or resident.status == "draining":
             return
         now = time.time()
-        if resident.status == "ready":
+        model = worker.model.name
+        if resident.status == "ready" and model in self._needs.found and not self._needs.holds(model):
+            self._dismiss(worker.name, Why.of("its file has changed"), now)
+        elif resident.status == "ready":
             resident.status, resident.since = "loading", now
+        elif resident.status == "reserved":
+            resident.status = "draining"  # it has no calls any more, and was to leave without them
         else:
             self._fail(resident, why, now)
         self._changed.set()
@@ -175,6 +214,8 @@ class Residents:
         # Redis' client can swallow a cancellation before Python 3.12 (python/cpython#86296), so it is looked for.
         while this is None or not this.cancelling():
             self._changed.clear()
+            if moved_s := self._clock.moved_s():
+                self._move_times(moved_s)
             now = time.time()
             is_ready = is_ready or await self._begin(fleet, coordinator)
             residents = {each.worker.worker_id: each.worker.model.name for each in self._residents.values()}
@@ -186,9 +227,10 @@ class Residents:
                 self._follow(orders, supervisor, now)
                 self._arrange(supervisor, now)
                 report = self._report(now, is_leaving=supervisor.is_stopping)
-                await coordinator.tell(report, catalog, MachineModels(at=now, models=self._states(now)))
+                states = MachineModels(at=now, models=self._states(now), wanted=dict(coordinator.wanted))
+                await coordinator.tell(report, catalog, states)
             with suppress(TimeoutError):
-                is_moving = any(each.status in ("loading", "draining") for each in self._residents.values())
+                is_moving = any(each.status != "ready" for each in self._residents.values())
                 often = coordinator.is_planner or is_moving
                 async with asyncio.timeout(residency.LOOK_EVERY_S if often else residency.TOLD_EVERY_S):
                     await self._changed.wait()
@@ -201,10 +243,19 @@ class Residents:
             return False
         return bool(others) or await fleet.unloaded(sorted(self._models), forget=True) is not None
 
+    def _move_times(self, by_s: float) -> None:
+        """Set what was noted by the wall clock as if that had always been as it is now."""
+        for one in self._residents.values():
+            one.since, one.last_used = one.since + by_s, one.last_used + by_s
+            one.told_at, one.settles_at = one.told_at + by_s, one.settles_at + by_s
+        for past in self._past.values():
+            past.left_at += by_s
+            past.failure, past.refusal = _moved(past.failure, by_s), _moved(past.refusal, by_s)
+
     def _update(self, look: Look, demand: Mapping[str, ModelDemand], supervisor: Supervisor, now: float) -> None:
         """Take in what has become of the workers, and what calls wait for."""
         self._needs.want([*demand, *look.asked])
-        self._devices = tuple(self._device(state) for provider in self._providers for state in provider.devices())
+        self._devices = tuple(map(self._device, self._devices_now()))
         pids = supervisor.pids
         for name, resident in list(self._residents.items()):
             if resident.status == "draining":
@@ -217,12 +268,16 @@ class Residents:
                 self._note_loaded(resident.worker.model.name)
             if beat is not None:
                 resident.num_running = beat.load.slots_busy + beat.load.waiting
-            told = demand.get(resident.worker.model.name, ModelDemand())
-            resident.last_used = max(resident.last_used, told.used_at, now if resident.num_running else NEVER)
+                if beat.reserved and not resident.is_told_reserved:
+                    resident.settles_at = now + SETTLE_S
+                resident.is_told_reserved = beat.reserved
+            resident.last_used = max(resident.last_used, now if resident.num_running else NEVER)
             if resident.status == "loading" and (pid := pids.get(name)) is not None:
                 resident.seen_bytes = taken_bytes(pid) or 0
             if resident.status == "loading" and now - resident.since > LOAD_TIMEOUT_S:
-                self._fail(resident, f"it did not register within {LOAD_TIMEOUT_S:g} s", now)
+                self._fail(resident, Why.of(f"it did not register within {LOAD_TIMEOUT_S:g} s"), now)
+            elif resident.status == "loading" and not pids.get(name) and now - resident.since > START_TIMEOUT_S:
+                self._fail(resident, Why.of("its process can't be started; the supervisor's log says why"), now)
 
     def _note_loaded(self, model: str) -> None:
         past = self._past_of(model)
@@ -231,13 +286,14 @@ class Residents:
     def _past_of(self, model: str) -> _Past:
         return self._past.setdefault(model, _Past())
 
-    def _fail(self, resident: _Resident, why: str, now: float) -> None:
+    def _fail(self, resident: _Resident, why: Why, now: float) -> None:
         model = resident.worker.model.name
         past = self._past_of(model)
         pause_s = min(FIRST_PAUSE_S * 2**past.num_failures, LONGEST_PAUSE_S)
-        past.num_failures, past.failure = past.num_failures + 1, Failure(model, now + pause_s, why)
+        past.failure = Failure(model, now + pause_s, without_folders(why))
+        past.num_failures += 1
         resident.status = "draining"
-        self._console.say(f"paddock: {model} did not load ({why}); it is tried again in {pause_s:g} s")
+        self._console.say(f"paddock: {model} did not load ({why.whole}); it is tried again in {pause_s:g} s")
 
     def _follow(self, orders: MachineOrders | None, supervisor: Supervisor, now: float) -> None:
         """Carry out what is ordered, unless it is of a planner that another one has taken the place of, or was meant
@@ -252,21 +308,21 @@ class Residents:
             if start.number > self._done:
                 self._done = start.number
                 self._start(start, supervisor, now)
-        # A worker that takes no more calls for now leaves as well: it can't be told to take none.
         for resident in self._residents.values():
-            why = orders.leaving.get(resident.id) or orders.reserved.get(resident.id)
-            if why and resident.status != "draining":
+            if (why := orders.leaving.get(resident.id)) and resident.status != "draining":
                 self._dismiss(resident.worker.name, why, now)
+            elif (why := orders.reserved.get(resident.id)) and resident.status == "ready":
+                self._reserve(resident, why, now, is_reserved=True)
+            elif (why := orders.released.get(resident.id)) and resident.status == "reserved":
+                self._reserve(resident, why, now, is_reserved=False)
 
     def _arrange(self, supervisor: Supervisor, now: float) -> None:
         """Have the supervisor keep the workers that should run."""
         for resident in self._residents.values():
-            # Of a model that has left the catalog, or that has other settings now.
-            prediction = self._needs.found.get(resident.worker.model.name)
-            spec = self._models.get(resident.worker.model.name)
-            is_current = spec is not None and is_served_alike(spec, resident.worker.wanted)
-            if resident.status != "draining" and not (is_current and prediction is not None):
-                self._dismiss(resident.worker.name, "the catalog has changed", now)
+            model = resident.worker.model.name
+            if resident.status != "draining" and model not in self._models:
+                self._dismiss(resident.worker.name, Why.of("the catalog does not have ", (model,), " any more"), now)
+        self._tell_reserved(supervisor, now)
         wanted = tuple(each.worker for each in self._residents.values() if each.status != "draining")
         if {worker.name for worker in wanted} != {worker.name for worker in supervisor.wanted}:
             supervisor.want(wanted)
@@ -274,7 +330,7 @@ class Residents:
     def _start(self, start: StartOrder, supervisor: Supervisor, now: float) -> None:
         """Start a worker, or refuse to: what the planner knew can be a second old."""
         if why := self._hindrance(start):
-            self._past_of(start.model).refusal = Failure(start.model, now + REFUSED_PAUSE_S, why)
+            self._past_of(start.model).refusal = Failure(start.model, now + REFUSED_PAUSE_S, Why.of(why))
             self._console.say(f"paddock: {start.model} is not loaded: {why}")
             return
         taken = {*supervisor.pids, *(each.worker.name for each in self._residents.values())}
@@ -285,17 +341,19 @@ class Residents:
             name=f"worker-{number}",
             worker_id=f"{self._site.host}-{number}",
             model=prediction.spec,
-            wanted=self._models[start.model],
+            wanted=prediction.wanted,
             device=",".join(gpus) or None,
             neighbours=1,
         )
-        self._residents[worker.name] = _Resident(start.worker, worker, start.shares, now)
-        self._console.say(f"paddock: {start.model} is loaded: {start.why}")
+        self._residents[worker.name] = _Resident(start.worker, worker, start.shares, now, replaces=start.replaces)
+        self._console.say(f"paddock: {start.model} is loaded: {start.why.whole}")
 
     def _hindrance(self, start: StartOrder) -> str:
         """Return why a worker can't be started now; empty: it can."""
         if start.model not in self._models or start.model not in self._needs.found:
             return "the catalog of this machine does not have it any more"
+        if not self._needs.holds(start.model):
+            return "its file has changed, and its memory is predicted anew"
         host = self._site.host
         workers = [worker_of(self._told(each), host, 0.0) for each in self._residents.values()]
         for share in start.shares:
@@ -308,12 +366,28 @@ class Residents:
                 return f"it takes {gib(share.bytes)} of {share.device}, and {gib(max(0, free))} are free by now"
         return ""
 
-    def _dismiss(self, name: str, why: str, now: float) -> None:
+    def _dismiss(self, name: str, why: Why, now: float) -> None:
         resident = self._residents[name]
         model = resident.worker.model.name
         resident.status = "draining"
-        self._past_of(model).left_at = now
-        self._console.say(f"paddock: {model} leaves: {why}")
+        if all(each.worker.model.name != model or each.status == "draining" for each in self._residents.values()):
+            self._past_of(model).left_at = now
+        self._console.say(f"paddock: {name} of {model} leaves: {why.whole}")
+
+    def _reserve(self, resident: _Resident, why: Why, now: float, *, is_reserved: bool) -> None:
+        resident.status, resident.told_at = "reserved" if is_reserved else "ready", NEVER
+        resident.settles_at = math.inf if is_reserved and not resident.is_told_reserved else now + SETTLE_S
+        calls = "no more calls" if is_reserved else "calls again"
+        self._console.say(f"paddock: {resident.worker.name} of {resident.worker.model.name} gets {calls}: {why.whole}")
+
+    def _tell_reserved(self, supervisor: Supervisor, now: float) -> None:
+        """Tell workers whether they are reserved, until their heartbeats say so."""
+        for resident in self._residents.values():
+            is_reserved = resident.status == "reserved"
+            is_due = resident.is_told_reserved != is_reserved and now - resident.told_at > TOLD_AGAIN_S
+            if is_due and resident.status in ("ready", "reserved"):
+                resident.told_at = now
+                supervisor.reserve(resident.worker.name, is_reserved)
 
     def _report(self, now: float, *, is_leaving: bool) -> MachineReport:
         """Return what the planner is told of this machine."""
@@ -326,27 +400,41 @@ class Residents:
             devices=self._devices,
             is_leaving=is_leaving,
             workers=tuple(map(self._told, self._residents.values())),
-            failures={
-                model: ToldFailure(not_before=each.not_before, reason=each.reason) for model, each in failures.items()
-            },
+            failures={model: ToldFailure(not_before=each.not_before, why=each.why) for model, each in failures.items()},
             loaded=tuple(model for model, past in self._past.items() if past.was_loaded),
             left={model: past.left_at for model, past in self._past.items() if past.left_at != NEVER},
         )
 
     def _described(self) -> MachineCatalog:
         """Return what the planner is told of this machine's models; the same object until that changes."""
-        found = self._needs.found
         told = MachineCatalog(
-            models={
-                name: ToldModel(policy=spec.policy, need=found[name].need if name in found else None)
-                for name, spec in self._models.items()
-            },
+            models={name: self._told_model(name, spec) for name, spec in self._models.items()},
             groups=dict(self._rules.groups),
             models_max=self._rules.models_max,
         )
         if told != self._catalog:
             self._catalog = told
         return self._catalog
+
+    def _told_model(self, name: str, spec: ModelSpec) -> ToldModel:
+        """Return a model as the planner is told of it. One whose new settings can't be loaded, or are not known to be
+        loadable yet, has the need of its workers with the old ones."""
+        if name in self._needs.found:
+            return ToldModel(policy=spec.policy, need=self._needs.found[name].need)
+        old = self._needs.outdated.get(name)
+        if old is not None and any(each.worker.model.name == name for each in self._residents.values()):
+            return ToldModel(policy=spec.policy, need=old.need, is_outdated=True)
+        return ToldModel(policy=spec.policy)
+
+    def _devices_now(self) -> list[DeviceState]:
+        """Return the devices as they are now. One that can't be read just now counts as it was, with workers' memory
+        as the only memory in use: whoever waits for it is not told that the machine has none."""
+        read = {state.id: state for provider in self._providers for state in provider.devices()}
+        if not self._residents:  # what is in use now is others', and may be less than at the start
+            for state in read.values():
+                self._others[state.id] = min(_others(state), self._others.get(state.id, state.total))
+        unread = [replace(known, is_trusted=False) for known in self._needs.devices if known.id not in read]
+        return [*read.values(), *unread]
 
     def _device(self, state: DeviceState) -> Device:
         id_ = CPU if state.id == HOST else state.id
@@ -362,7 +450,15 @@ class Residents:
             since=resident.since,
             last_used=resident.last_used if resident.last_used != NEVER else 0.0,
             num_running=resident.num_running,
+            is_settling=resident.status == "reserved" and time.time() < resident.settles_at,
+            is_stale=self._is_stale(resident),
+            replaces=resident.replaces,
         )
+
+    def _is_stale(self, resident: _Resident) -> bool:
+        """Return whether a worker has other settings than its model, with which that can be loaded."""
+        prediction = self._needs.found.get(resident.worker.model.name)
+        return prediction is not None and not is_served_alike(prediction.wanted, resident.worker.wanted)
 
     def _shares(self, resident: _Resident) -> tuple[Share, ...]:
         """Return the worker's shares; while it loads, with what main memory has given it so far."""
@@ -383,20 +479,21 @@ class Residents:
             past = self._past.get(model)
             failure = past.failure if past is not None and past.failure and past.failure.not_before > now else None
             status: ModelStatus = "unloaded"
-            if "ready" in statuses.get(model, ()):
+            if statuses.get(model, set()) & {"ready", "reserved"}:
                 status = "loaded"
             elif "loading" in statuses.get(model, ()):
                 status = "loading"
             elif failure is not None or model in self._needs.refused:
                 status = "failed"
             wait = waits.get(model)
-            why = self._needs.refused.get(model) or (failure.reason if failure is not None else "")
-            hopeless = model in self._needs.refused or (wait is not None and wait.reason in HOPELESS)
+            refused = self._needs.refused.get(model)
+            why = refused or (failure.why if failure is not None else Why())
+            hopeless = refused is not None or (wait is not None and wait.reason in HOPELESS)
             found[model] = ModelState(
                 status=status,
-                why=why or (wait.why if wait is not None else ""),
+                why=why or (wait.why if wait is not None else Why()),
                 is_hopeless=hopeless and status not in ("loaded", "loading"),
-                retry_at=failure.not_before if failure is not None else 0.0,
+                retry_at=failure.not_before if failure is not None else self._needs.retry_at.get(model, 0.0),
             )
         return found
 
@@ -404,6 +501,10 @@ class Residents:
 def _others(device: DeviceState) -> int:
     """Return the bytes of a device that others use before any worker runs, and what is left to them."""
     return device.total - device.free + int(RESERVE_SHARE * device.total)
+
+
+def _moved(failure: Failure | None, by_s: float) -> Failure | None:
+    return None if failure is None else replace(failure, not_before=failure.not_before + by_s)
 
 
 def _pending(past: _Past, now: float) -> Failure | None:

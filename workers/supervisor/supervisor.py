@@ -16,6 +16,7 @@ from workers import sources
 from workers.process import black_box
 from workers.protocol import keys
 from workers.protocol.exits import FINAL, Exit
+from workers.protocol.residency import Detail, Why
 from workers.settings import EveryWorkerSettings, ModelSettings, PaddockSettings, SupervisorSettings, WorkerSettings
 from workers.supervisor import state_folder
 from workers.supervisor.child import Child, Recipe, WorkerSlot, describe
@@ -60,7 +61,7 @@ class _Post:
 class Chooser(Protocol):
     """Decides which workers are wanted, while they run."""
 
-    def note_death(self, worker: PlannedWorker, why: str) -> None:
+    def note_death(self, worker: PlannedWorker, why: Why) -> None:
         """Note that a worker's process has ended by itself. `why`: for people."""
         ...
 
@@ -127,6 +128,12 @@ class Supervisor:
         self._wanted = tuple(workers)
         self._settled.clear()
         self._changed.set()
+
+    def reserve(self, name: str, reserved: bool) -> None:
+        """Have a worker that has registered get no new calls (or get calls again), without waiting."""
+        post = self._posts.get(name)
+        if post is not None:
+            post.slot.reserve(reserved)
 
     async def keep(self) -> int:
         """Keep the workers running until all have ended. Return the code of the first that failed for good, else OK."""
@@ -287,7 +294,7 @@ class Supervisor:
         await self._fleet.forget(worker.model.name, worker.worker_id)
         complaint = self._outputs[worker.name].complaint()
         if self._chooser is not None:
-            self._chooser.note_death(worker, f"{describe(code)}: {complaint}")
+            self._chooser.note_death(worker, Why.of(describe(code), Detail(f": {complaint}")))
         if is_final:
             self._on_final(code, f"{worker.name} can't serve {worker.model.name} ({describe(code)}): {complaint}")
 
@@ -327,6 +334,7 @@ def recipe(worker: PlannedWorker, settings: SupervisorSettings, environment: Map
     told = WorkerSettings.model_construct(
         **handed_on
         | {
+            "redis_url": settings.worker_redis_url or settings.redis_url,
             "log_format": "json",
             "worker_id": worker.worker_id,
             "worker_port": 0,

@@ -52,7 +52,16 @@ def definitions() -> dict[str, Schema]:
     found = _of_catalog()
     of_llama = ("LlamaSettings", "TensorOverride", "ControlVectorSpec")
     of_alias = ("AliasChain", "Target", "AliasParameters")
-    parts = (*of_llama, "DefaultSampling", "SpeculationSettings", "DraftSpec", "AdapterSpec", "Residency", *of_alias)
+    parts = (
+        *of_llama,
+        "DefaultSampling",
+        "SpeculationSettings",
+        "DraftSpec",
+        "AdapterSpec",
+        "Residency",
+        "Rates",
+        *of_alias,
+    )
     return {
         **{name: found[name] for name in parts},
         "accountsSettings": settings(AccountsSettings),

@@ -176,6 +176,7 @@ FLEET = Row(
             (
                 Query(all_see("paddock_workers"), "{{model}}"),
                 Query(all_see("paddock_workers_draining"), "{{model}}: draining"),
+                Query(all_see("paddock_workers_wanted"), "{{model}}: wanted"),
             ),
         ),
         Panel(

@@ -5,7 +5,8 @@ Source of `status`: "Using multiple models" in tools/server/README.md of llama.c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import asdict
@@ -16,9 +17,11 @@ from gateway.api.http.diagnostics import request_log_of
 from gateway.call import Principal
 from gateway.catalog.live import LiveCatalog
 from gateway.catalog.names import ModelNames
+from gateway.limits.cost import Prices
 from gateway.registry.desired_models import DesiredModels
 from gateway.registry.model_states import ModelStates, effective
 from gateway.registry.snapshot import FleetView
+from workers.models.prices import Rates
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
 from workers.protocol.residency import ModelState
 
@@ -33,7 +36,10 @@ STAGE = "text_model"
 class Models:
     """Lists the models that a key may use."""
 
-    def __init__(self, catalog: LiveCatalog, fleet: FleetView, desired: DesiredModels, states: ModelStates) -> None:
+    def __init__(
+        self, catalog: LiveCatalog, fleet: FleetView, desired: DesiredModels, states: ModelStates, prices: Prices
+    ) -> None:
+        self._prices = prices
         self._catalog = catalog
         self._fleet = fleet
         self._desired = desired
@@ -46,7 +52,7 @@ class Models:
     async def show_merged(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with one card per model, which lists the model's aliases, as llama-server does."""
         permitted = self._permitted(principal)
-        cards = await self._cards(self._without_aliases(permitted), permitted)
+        cards = await self._cards(principal, self._without_aliases(permitted), permitted)
         await send_json(send, {"object": "list", "data": cards}, request_log_of(scope))
 
     async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,18 +60,21 @@ class Models:
         request_log, permitted = request_log_of(scope), self._permitted(principal)
         name = scope.get("path_params", {}).get("model")
         if not name:  # `/v1/models/` is the list as well
-            await send_json(send, {"object": "list", "data": await self._cards(permitted, permitted)}, request_log)
+            await send_json(
+                send, {"object": "list", "data": await self._cards(principal, permitted, permitted)}, request_log
+            )
             return
         snapshot = self._fleet.snapshot
         model = self._names.resolve(name, principal, snapshot.models, snapshot.adapters, complete=snapshot.is_read)
-        [found] = await self._cards({name: model}, permitted)
+        [found] = await self._cards(principal, {name: model}, permitted)
         await send_json(send, found, request_log)
 
     def statuses(self, principal: Principal, coming: frozenset[str]) -> dict[str, dict[str, Any]]:
         """Return name -> `status` for the entries that `show_merged` lists. `coming`: as `coming` returns them."""
         named = self._without_aliases(self._permitted(principal))
         named = {name: self._first(name, model) for name, model in named.items()}
-        return {name: status_object(self._state(model, coming)) for name, model in named.items()}
+        told_of = self._told_of(principal)
+        return {name: status_object(self._state(model, coming), told_of) for name, model in named.items()}
 
     async def coming(self) -> frozenset[str]:
         """Return the models without workers that a supervisor should keep workers for, whether calls come or not."""
@@ -76,6 +85,9 @@ class Models:
     def _state(self, model: str, coming: frozenset[str]) -> ModelState:
         has_workers = bool(self._fleet.snapshot.workers.get(model))
         return effective(self._states.of(model), has_workers=has_workers, is_coming=model in coming)
+
+    def _told_of(self, principal: Principal) -> frozenset[str] | None:
+        return self._names.told_of(principal, self._fleet.snapshot.models, self._fleet.snapshot.adapters)
 
     def _permitted(self, principal: Principal) -> dict[str, str]:
         snapshot = self._fleet.snapshot
@@ -95,7 +107,9 @@ class Models:
                 shown[model] = name
         return {name: model for name, model in permitted.items() if not self._is_alias(name) or shown[model] == name}
 
-    async def _cards(self, named: Mapping[str, str], permitted: Mapping[str, str]) -> list[dict[str, Any]]:
+    async def _cards(
+        self, principal: Principal, named: Mapping[str, str], permitted: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
         """Return a card per name in `named` (name -> model). A chain's card is that of its first model with a worker.
 
         `permitted`: name -> model for all names that the key may use."""
@@ -106,8 +120,10 @@ class Models:
         workers = self._fleet.snapshot.workers
         named = {name: self._first(name, model) for name, model in named.items()}
         coming = await self._desired.coming([model for model in set(named.values()) if not workers.get(model)])
+        told_of = self._told_of(principal)
         return [
-            self._card(name, model, aliases.get(model, ()), self._state(model, coming)) for name, model in named.items()
+            self._card(name, model, aliases.get(model, ()), status_object(self._state(model, coming), told_of))
+            for name, model in named.items()
         ]
 
     def _first(self, name: str, model: str) -> str:
@@ -115,23 +131,27 @@ class Models:
             return model
         return next((each for each in self._names.chain(name, "") if self._fleet.snapshot.workers.get(each)), model)
 
-    def _card(self, name: str, model: str, names: Sequence[str], state: ModelState) -> dict[str, Any]:
+    def _card(self, name: str, model: str, names: Sequence[str], status: Mapping[str, Any]) -> dict[str, Any]:
         """Return the card of a name. `names`: the model's own name and its aliases, as far as the key may use them."""
         snapshot = self._fleet.snapshot
-        document = card(name, model, snapshot.workers.get(model, ()), state)
+        document = card(name, model, snapshot.workers.get(model, ()), status)
         # The card's own name is among the aliases, as in llama-server's list.
         document["aliases"] = sorted(names) if self._is_alias(name) else []
         document["tags"] = self._names.tags.get(model, ())
         if self._names.is_adapter(name, snapshot.models, snapshot.adapters):
             document["parent"] = model
+        is_adapter = "parent" in document
+        if (price := self._prices.price(model, name if is_adapter else "", time.time())) is not None:
+            document["price"] = {field: getattr(price, field) for field in Rates.__struct_fields__}
+            document["price"]["currency"] = self._prices.currency
         if self._names.is_chain(name):
             document["models"] = list(self._names.chain(name, ""))
         return document
 
 
-def status_object(state: ModelState) -> dict[str, Any]:
+def status_object(state: ModelState, told_of: Container[str] | None) -> dict[str, Any]:
     """Return a model's state as llama-server's `status`, with why it is not loaded as `reason`. A model that can't be
-    loaded is `unloaded` with `failed` there, so here, too."""
+    loaded is `unloaded` with `failed` there, so here, too. `told_of`: models that the caller may be told of."""
     has_failed = state.status == "failed"
     document: dict[str, Any] = {"value": "unloaded" if has_failed else state.status}
     if state.status == "loading" and state.progress is not None:
@@ -139,14 +159,15 @@ def status_object(state: ModelState) -> dict[str, Any]:
     if has_failed:
         document["failed"] = True
     if state.why and state.status != "loaded":
-        document["reason"] = state.why
+        document["reason"] = state.why.shown(told_of)
     if state.retry_at and has_failed:
         document["retry_at"] = int(state.retry_at)
     return document
 
 
-def card(name: str, model: str, beats: tuple[Heartbeat, ...], state: ModelState) -> dict[str, Any]:
-    """Return the card of a name; its `root` is the model behind it. `beats`: heartbeats of the model's workers."""
+def card(name: str, model: str, beats: tuple[Heartbeat, ...], status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the card of a name; its `root` is the model behind it. `beats`: heartbeats of the model's workers;
+    `status`: its `status_object`."""
     first = min(beats, key=lambda beat: beat.started_at, default=None)
     document: dict[str, Any] = {
         "id": name,
@@ -158,7 +179,7 @@ def card(name: str, model: str, beats: tuple[Heartbeat, ...], state: ModelState)
             "input_modalities": list(first.facts.inputs) if first else ["text"],
             "output_modalities": [OUTPUT[first.kind if first else "generate"]],
         },
-        "status": status_object(state),
+        "status": status,
     }
     if first is not None:
         document["meta"] = asdict(first.facts) | {"n_ctx": first.n_ctx}

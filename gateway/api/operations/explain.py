@@ -132,7 +132,7 @@ def _state(state: ModelState, now: float) -> Json:
     return {
         "status": state.status,
         "progress": state.progress,
-        "why": state.why,
+        "why": state.why.whole,
         "is_hopeless": state.is_hopeless,
         "retry_in_s": _seconds(max(0.0, state.retry_at - now)) if state.retry_at else None,
     }

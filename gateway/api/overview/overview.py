@@ -178,7 +178,7 @@ def _fresh(values: Iterable[bytes], now: float) -> Iterator[GatewayDemand]:
 
 
 def _why(state: ModelState) -> str:
-    return state.why if state.status != "loaded" else ""
+    return state.why.whole if state.status != "loaded" else ""
 
 
 def _aliases(catalog: LiveCatalog, snapshot: FleetSnapshot) -> dict[str, list[str]]:

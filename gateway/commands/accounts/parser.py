@@ -79,8 +79,15 @@ class Parser(ArgumentParser):
     def refuse_unknown(self, words: Sequence[str]) -> None:
         """Raise Unusable if words are left that no parser knew."""
         if words:
-            known = [one for action in self._actions for one in action.option_strings]
-            hint = nearest(words[0].partition("=")[0], known) if words[0].startswith("-") else ""
+            name = words[0].partition("=")[0]
+            flags = [action for action in self._actions if action.option_strings]
+            # A flag can be shorter than the field of the API that it sets.
+            of_fields = {flag(action.dest.rpartition(".")[2]): action.option_strings[-1] for action in flags}
+            if name in of_fields:
+                hint = f" (did you mean {of_fields[name]}?)"
+            else:
+                known = [one for action in flags for one in action.option_strings]
+                hint = nearest(name, known) if name.startswith("-") else ""
             self.error(f"{words[0]} is not known{hint}")
 
 

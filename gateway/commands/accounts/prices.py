@@ -51,7 +51,10 @@ def _list(call: Call) -> Result:
     answer = call.api.get(path_of("prices"))
     currency, prices = answer.document["currency"], answer.document["data"]
     if not prices:
-        return Result(answer, f"There are no prices: calls cost nothing. The currency is {currency}.")
+        return Result(
+            answer,
+            f"The price list is empty: calls cost what the catalog says, or nothing. The currency is {currency}.",
+        )
     return Result(
         answer, f"{table(_columns(), prices, call.width)}\n\nin {currency}, per million tokens and per second"
     )

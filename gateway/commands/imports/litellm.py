@@ -23,7 +23,8 @@ LOCAL = frozenset(
     {"ollama", "ollama_chat", "hosted_vllm", "vllm", "lm_studio", "llamafile", "xinference", "huggingface"}
 )
 """Providers that are servers of one's own, which have weights that Paddock may serve."""
-PRICES = frozenset({"input_cost_per_token", "output_cost_per_token"})
+RATES = {"per_million_prompt": "input_cost_per_token", "per_million_completion": "output_cost_per_token"}
+COSTS = frozenset(RATES.values())
 MILLION = 1_000_000
 
 INSTEAD: Mapping[str, str] = {
@@ -129,7 +130,6 @@ def _deployment(imported: Imported, keys: Keys, value: dict[str, Any], sources: 
     _add_limits(imported, name, {**value, **params})
     info_at = (*keys, "model_info")
     info = source.mapping(info_at, value.get("model_info"))
-    _note_price(source, info_at, name, {**info, **params})
     entry = _extras(source, keys, params, info)
     kind, weights = _weights(upstream, sources.get(name) or sources.get(upstream) or "")
     if not kind:
@@ -172,8 +172,11 @@ def _extras(source: Source, keys: Keys, params: Mapping[str, Any], info: Mapping
         entry["llama"] = {"embeddings": True} if mode == "embedding" else {"pooling": "rank"}
     for parameter in sorted(SAMPLING & params.keys()):
         entry.setdefault("sampling", {})[parameter] = params[parameter]
-    _note_rest(source, (*keys, "litellm_params"), params, SAMPLING | LIMITS.keys() | PRICES | {"model", "weight"})
-    _note_rest(source, (*keys, "model_info"), info, PRICES | {"mode"})
+    costs = {field: {**info, **params}.get(cost) for field, cost in RATES.items()}
+    if price := {field: round(cost * MILLION, 9) for field, cost in costs.items() if isinstance(cost, int | float)}:
+        entry["price"] = price
+    _note_rest(source, (*keys, "litellm_params"), params, SAMPLING | LIMITS.keys() | COSTS | {"model", "weight"})
+    _note_rest(source, (*keys, "model_info"), info, COSTS | {"mode"})
     return entry
 
 
@@ -186,17 +189,6 @@ def _add_limits(imported: Imported, name: str, values: Mapping[str, Any]) -> Non
             if alias is None:
                 aliases.append(alias := {"name": name, "limits": {}})
             alias["limits"][limit] = alias["limits"].get(limit, 0) + count
-
-
-def _note_price(source: Source, keys: Keys, name: str, values: Mapping[str, Any]) -> None:
-    prices = {
-        flag: cost * MILLION
-        for flag, field in (("--prompt", "input_cost_per_token"), ("--completion", "output_cost_per_token"))
-        if isinstance(cost := values.get(field), int | float)
-    }
-    if prices:
-        flags = " ".join(f"{flag} {price:.6g}" for flag, price in prices.items())
-        source.note(keys, f"prices are set by `paddock prices set {name} {flags}`")
 
 
 def _fallbacks(source: Source, known: Mapping[str, Any]) -> Iterator[tuple[str, tuple[tuple[Keys, str], ...]]]:

@@ -18,8 +18,8 @@ from sqlalchemy import Connection, func, select, text
 from accounts.database.database import Database
 from accounts.database.schema import usage, usage_days, usage_end_users, usage_hours, usage_months
 from accounts.ledger import stream as stream_module
-from accounts.ledger.deleted import hold_deleted_until, note_deletion
 from accounts.ledger.lag import LedgerLag
+from accounts.ledger.rows import hold_deleted_until, note_deletion
 from accounts.ledger.stream import LedgerStream
 from accounts.ledger.writer import LedgerWriter
 from accounts.metrics import Metrics

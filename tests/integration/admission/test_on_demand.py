@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import redis.asyncio
 
@@ -21,18 +22,18 @@ from tests.support.pool import beat, call, heartbeat
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from workers.protocol import keys
-from workers.protocol.residency import LIFE_S, TOLD_EVERY_S, MachineModels, ModelState, encode
+from workers.protocol.residency import LIFE_S, TOLD_EVERY_S, MachineModels, ModelState, Why, encode
 
 SOON_S = 0.1
 """Within it a supervisor hears of the first call; it takes some ms, and the machines of tests are crowded."""
 REFUSED_S = 2.0
 UNLOADED, LOADING = ModelState(status="unloaded"), ModelState(status="loading", progress=0.426)
 LOADED = ModelState(status="loaded")
-TOO_LARGE = ModelState(status="unloaded", why="no machine has the memory", is_hopeless=True)
+TOO_LARGE = ModelState(status="unloaded", why=Why.of("no machine has the memory"), is_hopeless=True)
 
 
 def failed(retry_in_s: float = 30.0) -> ModelState:
-    return ModelState(status="failed", why="the file ends early", retry_at=time.time() + retry_in_s)
+    return ModelState(status="failed", why=Why.of("the file ends early"), retry_at=time.time() + retry_in_s)
 
 
 @pytest.fixture
@@ -101,6 +102,29 @@ async def test_a_call_whose_model_loses_its_worker_is_told_at_once_and_goes_on_w
     assert not waiting.task.done()
     await beat(client, heartbeat("w2", slots=1))
     await until(lambda: waiting.served, 2.0, "the next worker serves it")
+    await waiting.go()
+
+
+async def test_a_reserved_worker_gets_no_call_until_it_is_released(
+    client: redis.asyncio.Redis, start: Start, supervisor: FakeSupervisor
+) -> None:
+    """The one that runs there goes on, and one that comes keeps its place in line."""
+    record = heartbeat("w1", slots=2)
+    reserved = msgspec.structs.replace(record, draining=True, reserved=True)
+    await beat(client, record)
+    one = await start("g1")
+    running = Guest(one)
+    await until(lambda: running.served, 1.0, "the first call served")
+    await beat(client, reserved)
+    await until(lambda: one.fleet.snapshot.of("m")[0].reserved, 2.0, "the gateway knows")
+    waiting = Guest(one, call(patience_s=30.0))
+    await until(lambda: supervisor.num_waiting("m") == 1, 2.0, "supervisors are told of it")
+    await asyncio.sleep(0.5)
+    assert not waiting.served
+    assert not running.task.done()
+    await beat(client, record)
+    await until(lambda: waiting.served, 2.0, "the released worker serves it")
+    await running.go()
     await waiting.go()
 
 
@@ -199,11 +223,14 @@ async def test_a_machine_that_tells_no_more_counts_no_more(
         await client.hset(keys.RESIDENCY, "host1", encode(old))
         await states.refresh()
         assert states.of("m") is None, "it may have been there for long"
-        late = MachineModels(at=old.at + 0.5, models={"m": LOADED})
-        await client.hset(keys.RESIDENCY, "host1", encode(late))
+        late = MachineModels(at=old.at + 0.5, models={"m": LOADED}, wanted={"m": 2})
+        other = MachineModels(at=time.time(), models={}, wanted={"m": 1, "n": 0})
+        await client.hset(keys.RESIDENCY, mapping={"host1": encode(late), "host2": encode(other)})
         await states.refresh()
         assert states.of("m") == LOADED, "its clock is behind, but it lives"
+        assert states.wanted() == {"m": 3, "n": 0}
         now = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: now + LIFE_S + 0.1)
         await states.refresh()
         assert states.of("m") is None
+        assert not states.wanted()

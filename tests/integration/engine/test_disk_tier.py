@@ -125,6 +125,23 @@ def test_who_retires_hands_on_what_is_idle_while_its_last_call_runs(stories: Mod
         bench.engine.cancel(long.key)
 
 
+def test_who_stays_after_all_hands_nothing_on(stories: Model, tmp_path: Path) -> None:
+    with tier(tmp_path / "cache") as disk, running(stories, disk=disk) as bench:
+        endless = bench.request("Once upon a time", 8000, ignore_eos=True)
+        long = changed(endless, tenant="red", context_shift=True)
+        bench.submit(long)
+        bench.heard.until(lambda: bench.heard.calls[long.key])
+        bench.engine.retire()
+        bench.engine.stay()
+        ended = bench.request(STORY, 5)
+        bench.answer(ended)
+        time.sleep(0.5)  # several looks for what is idle
+        assert disk.num_known(names_of(ended)) == 0
+        bench.engine.retire()
+        bench.heard.until(lambda: disk.num_known(names_of(ended)) > 0)
+        bench.engine.cancel(long.key)
+
+
 def test_who_retires_hands_on_the_beginning_first(
     stories: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,18 +7,20 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
 import pytest
 
+from accounts.protocol.records import digest
 from gateway.api.http.listeners import MOST_PER_KEY
 from tests.support.caller import Caller, calling
 from tests.support.fake_supervisor import FakeSupervisor
 from tests.support.stack import Stack
 from tests.support.waiting import until
 from workers.protocol.keys import HEARTBEAT_TTL_S
-from workers.protocol.residency import LIFE_S, ModelState
+from workers.protocol.residency import LIFE_S, Detail, ModelState, Why
 
 MODELS = ("small", "large", "coder", "writer", "fast", "other")
 CATALOG = "\n".join(
@@ -34,24 +36,26 @@ KNOWN_S = 2.5
 """Within it a gateway has read what a supervisor tells."""
 QUICK = ("--step-ms", "2", "--tokens", "4")
 UNLOADED = ModelState(status="unloaded")
-TOO_LARGE = ModelState(status="unloaded", why="no machine has the memory", is_hopeless=True)
+NARROW_KEY = "pk-narrow-0123456789abcdef"
+TOO_LARGE = ModelState(status="unloaded", why=Why.of("no machine has the memory"), is_hopeless=True)
 
 
 def loading(progress: float | None) -> ModelState:
-    return ModelState(status="loading", progress=progress, why="1 call waits")
+    return ModelState(status="loading", progress=progress, why=Why.of("1 call waits"))
 
 
 def failed() -> ModelState:
-    return ModelState(status="failed", why="the file ends early", retry_at=time.time() + 20)
+    return ModelState(status="failed", why=Why.of("the file ends early"), retry_at=time.time() + 20)
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    """A gateway whose models all load on demand."""
+    """A gateway whose models all load on demand, with a key that is limited to one of them."""
+    narrow = {"name": "narrow", "team": "blue", "sha256": digest(NARROW_KEY), "aliases": ["coder", "chain"]}
     with Stack() as running:
         catalog = running.folder / "catalog.yaml"
         catalog.write_text(CATALOG)
-        running.gateway(catalog=catalog, ping_interval_s=PING_S, start_timeout_s=30)
+        running.gateway(catalog=catalog, ping_interval_s=PING_S, start_timeout_s=30, api_keys=json.dumps([narrow]))
         yield running
 
 
@@ -131,6 +135,25 @@ async def test_a_model_that_fails_to_load_refuses_its_calls(stack: Stack, superv
         assert (told["status"], told["machines"]["host1"]["why"]) == ("failed", "the file ends early")
 
 
+async def test_a_key_is_told_of_no_models_but_its_own(stack: Stack, supervisor: FakeSupervisor) -> None:
+    parts = ("memory for ", ("coder",), " is kept for ", ("fast", "small", "writer"), Detail(": pirate.gguf is there"))
+    supervisor.tell(coder=ModelState(status="unloaded", why=Why(parts), is_hopeless=True))
+    url, own = stack.gateways[0].url, "memory for coder is kept for writer, 2 other models"
+    async with calling(url, NARROW_KEY, "coder") as caller:
+        assert (await status_of(caller, value="unloaded", reason=own))["reason"] == own, "the chain has the writer"
+        status, body = await asyncio.wait_for(caller.whole(), 10)
+        assert (status, body["error"]["code"]) == (503, "model_not_loaded")
+        assert f"can't be loaded now: {own}. Waiting" in body["error"]["message"]
+        async with caller.session.get(f"{url}/models/sse") as response:
+            events = Events(response)
+            assert (await events.until("coder", "unloaded"))["data"]["reason"] == own
+    async with asking(stack, "coder") as admin:
+        whole = "memory for coder is kept for fast, small, writer: pirate.gguf is there"
+        assert (await status_of(admin, value="unloaded"))["reason"] == whole
+        assert whole in (await asyncio.wait_for(admin.whole(), 10))[1]["error"]["message"]
+        assert (await got(admin, "/admin/explain?model=coder"))["residency"]["why"] == whole
+
+
 async def test_a_fallback_is_loaded_where_its_model_cannot_be(stack: Stack, supervisor: FakeSupervisor) -> None:
     supervisor.tell(large=TOO_LARGE)
     async with asking(stack, "chain") as caller:
@@ -143,6 +166,34 @@ async def test_a_fallback_is_loaded_where_its_model_cannot_be(stack: Stack, supe
         status, body = await asyncio.wait_for(caller.whole(), 3)
         assert (status, body["error"]["code"]) == (503, "model_not_loaded")
         assert "no machine has the memory" in body["error"]["message"]
+
+
+def is_wanted(supervisor: FakeSupervisor, model: str, num_elsewhere: int) -> bool:
+    demand = supervisor.demand(model)
+    return demand is not None and demand.num_elsewhere == num_elsewhere
+
+
+async def test_a_model_is_loaded_while_a_fallback_serves_in_its_place(stack: Stack, supervisor: FakeSupervisor) -> None:
+    process = stack.fake_worker("writer", *QUICK, worker_id="writer-w")
+    supervisor.tell(large=ModelState(status="unloaded", why=Why.of("nobody calls it")))
+    async with asking(stack, "large") as caller:
+        await status_of(caller, reason="nobody calls it")
+    async with asking(stack, "chain") as caller:
+        for number in (1, 2):
+            async with caller.session.post(f"{caller.url}/v1/chat/completions", json=caller.body()) as response:
+                assert (response.status, response.headers["x-paddock-model"]) == (200, "writer")
+            await until(partial(is_wanted, supervisor, "large", number), 2.0, "it is told")
+        demand = supervisor.demand("large")
+        assert demand is not None
+        assert (demand.num_waiting, time.time() - demand.oldest_at < 5) == (0, True)
+        supervisor.tell(large=TOO_LARGE)
+    async with asking(stack, "large") as caller:
+        await status_of(caller, reason="no machine has the memory")
+        caller.model = "chain"
+        assert (await caller.whole())[0] == 200, "the fallback serves on"
+        await asyncio.sleep(0.6)
+        assert is_wanted(supervisor, "large", 2), "what can't be loaded is not asked for"
+    process.kill()
 
 
 async def test_admins_load_and_unload(stack: Stack, supervisor: FakeSupervisor) -> None:

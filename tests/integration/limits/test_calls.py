@@ -20,7 +20,9 @@ from tests.support.stack import Stack
 from workers.protocol import keys
 
 TIGHT, TOKENS, PARALLEL, PROMPTS, MONTH, FREE = (f"pk-{name}-0123456789abcdef" for name in "abcdef")
-MANY = "pk-many-0123456789abcdef"
+MANY, LEAVER = "pk-many-0123456789abcdef", "pk-leaver-0123456789abcdef"
+PATIENT = "patient"
+"""A model whose prompts take a minute."""
 LIMITS = {
     TIGHT: Limits(requests_per_minute=2, tokens_per_minute=10_000),
     TOKENS: Limits(tokens_per_minute=1000, tokens_per_day=100_000),
@@ -28,6 +30,7 @@ LIMITS = {
     PROMPTS: Limits(max_prompt_tokens=100, max_tokens=3),
     MONTH: Limits(tokens_per_month=50),
     MANY: Limits(requests_per_minute=100, tokens_per_minute=100_000),
+    LEAVER: Limits(tokens_per_minute=10_000),
     FREE: Limits(),
 }
 
@@ -129,6 +132,25 @@ async def test_tokens_are_settled_by_exact_usage(stack: Stack, session: aiohttp.
     assert "Request too large" in too_large.error["message"]
     assert too_large.headers["x-should-retry"] == "false"
     assert window(stack, key) == (2, total), "a refused call counts for nothing"
+
+
+async def test_what_is_left_in_prefill_counts_for_its_prompt(stack: Stack) -> None:
+    """Else one who sends long prompts and leaves takes the workers' time for nothing."""
+    stack.fake_worker(PATIENT, "--prefill-ms", "60000", wait=True)
+    stack.wait_until_listed(stack.gateways[0], PATIENT)
+    body = {"model": PATIENT, "messages": [{"role": "user", "content": "word " * 400}], "max_tokens": 50}
+    async with aiohttp.ClientSession() as session:
+        url, headers = f"{stack.gateways[0].url}/v1/chat/completions", {"Authorization": f"Bearer {LEAVER}"}
+        with pytest.raises(TimeoutError):
+            await session.post(url, json=body, headers=headers, timeout=aiohttp.ClientTimeout(total=1.5))
+    counted = 0
+    for _ in range(100):
+        counted = window(stack, LEAVER)[1]
+        if counted < 550:
+            break
+        await asyncio.sleep(0.02)
+    assert 400 <= counted <= 550, "the answer is not counted"
+    assert window(stack, LEAVER)[0] == 1
 
 
 async def test_what_was_cut_off_counts_as_far_as_it_came(stack: Stack) -> None:

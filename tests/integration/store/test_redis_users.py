@@ -1,4 +1,4 @@
-"""What the users of gateways and workers may do in a real Redis, and that nothing they need is refused them."""
+"""What the Redis users of gateways, supervisors and workers may do, and that nothing they need is refused them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.team_limits import unlimited
 from workers.protocol import keys
 from workers.protocol.heartbeat import WorkerAddress
 from workers.protocol.keys import ROLES, rules_of
-from workers.protocol.residency import LIFE_S, MachineModels, ModelState, decode_demand, encode
+from workers.protocol.residency import LIFE_S, MachineModels, ModelState, Why, decode_demand, encode
 from workers.redis.link import connect
 
 Client = redis.asyncio.Redis
@@ -38,6 +38,12 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 @pytest.fixture
 async def worker(server: RedisServer) -> AsyncIterator[Client]:
     async with connect(server.url_of("worker"), timeout_s=2.0, retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def supervisor(server: RedisServer) -> AsyncIterator[Client]:
+    async with connect(server.url_of("supervisor"), timeout_s=2.0, retries=0) as client:
         yield client
 
 
@@ -80,7 +86,24 @@ FORBIDDEN: dict[str, Callable[[Client], Awaitable[Any]]] = {
     "have it copy another server": lambda redis: _told(redis, "REPLICAOF", "127.0.0.1", "1"),
     "end it for all": lambda redis: _told(redis, "SHUTDOWN", "NOSAVE"),
     "write something of its own": lambda redis: redis.set("mine", "x"),
+    # What supervisors act upon, and what gateways refuse calls for.
+    "say that no machine can load a model": lambda redis: redis.hset(keys.RESIDENCY, "host1", "{}"),
+    "have supervisors told of no machine": lambda redis: redis.delete(keys.RESIDENCY),
+    "pass for calls that want a model": lambda redis: redis.hset(keys.DEMAND, "g", "{}"),
+    "keep supervisors from hearing of calls": lambda redis: redis.hdel(keys.DEMAND, "g"),
+    "see which models are wanted": lambda redis: redis.hgetall(keys.DEMAND),
+    "have a model loaded": lambda redis: redis.hset(keys.ASKED, "m", "1"),
+    "have a model unloaded": lambda redis: redis.set(keys.unloaded("m"), 1),
+    "pass for its supervisor": lambda redis: redis.set(keys.supervised("m"), 1),
+    "pass for a machine": lambda redis: redis.hset(keys.MACHINES, "host1", "{}"),
+    "order a machine to load and unload": lambda redis: redis.hset(keys.ORDERS, "host1", "{}"),
+    "take the lease of who orders": lambda redis: redis.set(keys.PLANNER, "host1 x"),
+    "outbid it": lambda redis: redis.incrby(keys.PLANNER_FENCE, 1000),
+    "wake a machine": lambda redis: redis.publish(keys.machine_channel("host1"), ""),
 }
+
+SUPERVISORS = tuple(FORBIDDEN)[-13:]
+"""What a worker may not do and a supervisor may."""
 
 
 async def _told(client: Client, *words: str) -> Any:
@@ -98,6 +121,12 @@ async def test_a_worker_may_not(worker: Client, gateway: Client, server: RedisSe
     with pytest.raises(NoPermissionError):
         await FORBIDDEN[deed](worker)
     assert await gateway.ping()
+
+
+@pytest.mark.parametrize("deed", [deed for deed in FORBIDDEN if deed not in SUPERVISORS])
+async def test_a_supervisor_may_not(supervisor: Client, deed: str) -> None:
+    with pytest.raises(NoPermissionError):
+        await FORBIDDEN[deed](supervisor)
 
 
 GATEWAYS_TOO = (
@@ -131,6 +160,12 @@ async def test_a_worker_keeps_its_records_and_tells_of_them(worker: Client) -> N
         pipe.set(keys.worker_heads("m", "host/w:1"), b"12345678")
         pipe.setrange(keys.worker_heads("m", "host/w:1"), 0, b"8")
         pipe.xadd(keys.NEWS, {"n": "x"}, maxlen=10, approximate=True)
+        assert all(answer is not None for answer in await pipe.execute())
+    assert await worker.publish(keys.FLEET_CHANNEL, keys.worker("m", "host/w:1")) == 0
+
+
+async def test_a_supervisor_keeps_its_records_and_reads_what_is_wanted(supervisor: Client) -> None:
+    async with supervisor.pipeline(transaction=True) as pipe:
         pipe.set(keys.supervised("m"), 1, px=100)
         pipe.exists(keys.unloaded("m"))
         pipe.hset(keys.RESIDENCY, "host1", "{}")
@@ -139,8 +174,11 @@ async def test_a_worker_keeps_its_records_and_tells_of_them(worker: Client) -> N
         pipe.hgetall(keys.DEMAND)
         pipe.hgetall(keys.ASKED)
         pipe.hdel(keys.ASKED, "m")
+        pipe.exists(keys.worker("m", "host/w:1"))
+        pipe.delete(keys.worker("m", "host/w:1"))
         assert all(answer is not None for answer in await pipe.execute())
-    assert await worker.publish(keys.FLEET_CHANNEL, keys.worker("m", "host/w:1")) == 0
+    assert await supervisor.hget(keys.worker("m", "host/w:1"), "beat") is None
+    assert await supervisor.publish(keys.FLEET_CHANNEL, keys.worker("m", "host/w:1")) == 0
 
 
 def test_what_scripts_call_is_what_gateways_may() -> None:
@@ -190,11 +228,11 @@ async def test_streams_that_may_be_resumed_need_nothing_that_is_refused(gateway:
 
 
 async def test_what_gateways_and_supervisors_tell_of_models_needs_nothing_that_is_refused(
-    gateway: Client, worker: Client
+    gateway: Client, supervisor: Client
 ) -> None:
     states = ModelStates(gateway)
-    told = MachineModels(at=time.time(), models={"m": ModelState(status="failed", why="no memory")})
-    await worker.hset(keys.RESIDENCY, "host1", encode(told))
+    told = MachineModels(at=time.time(), models={"m": ModelState(status="failed", why=Why.of("no memory"))})
+    await supervisor.hset(keys.RESIDENCY, "host1", encode(told))
     await states.refresh()
     assert states.machines("m") == {"host1": told.models["m"]}
     queue = LocalQueue()
@@ -202,17 +240,17 @@ async def test_what_gateways_and_supervisors_tell_of_models_needs_nothing_that_i
     report = DemandReport(gateway, "g1", queue, lambda model: 0.0, states.is_on_demand)
     telling = asyncio.create_task(report.run())
     await asyncio.sleep(0.5)
-    found = await worker.hgetall(keys.DEMAND)
+    found = await supervisor.hgetall(keys.DEMAND)
     assert decode_demand(found[b"g1"]).models["m"].num_running == 1
     telling.cancel()
     await asyncio.wait([telling])
     await report.give_back()
-    assert not await worker.hgetall(keys.DEMAND)
+    assert not await supervisor.hgetall(keys.DEMAND)
     models = DesiredModels(gateway)
     await models.ask_for("m")
-    assert await worker.hdel(keys.ASKED, "m") == 1
+    assert await supervisor.hdel(keys.ASKED, "m") == 1
     await models.send_away("m")
-    assert await worker.exists(keys.unloaded("m"))
+    assert await supervisor.exists(keys.unloaded("m"))
     assert 0 < await gateway.pttl(keys.unloaded("m")) <= LIFE_S * 1000
 
 

@@ -26,7 +26,7 @@ from workers.supervisor.fleet import Fleet, NoRedis
 from workers.supervisor.output import Console, Output
 from workers.supervisor.redis_process import SOCKET_BYTES, PrivateRedis, find_server, socket_path
 
-SECRETS: dict[Role, str] = {"gateway": "of-gateways", "worker": "of-workers"}
+SECRETS: dict[Role, str] = {"gateway": "of-gateways", "supervisor": "of-gateways", "worker": "of-workers"}
 
 
 @asynccontextmanager
@@ -46,7 +46,7 @@ async def running(private: PrivateRedis, folder: Path) -> AsyncIterator[Child]:
 @pytest.mark.parametrize("server", redis_binaries(), ids=lambda path: path.parent.name)
 async def test_answers_on_its_socket_only_and_leaves_nothing(short_folder: Path, server: Path) -> None:
     private = PrivateRedis(short_folder, SECRETS, server)
-    fleet = Fleet(private.url("worker"))
+    fleet = Fleet(private.url("supervisor"))
     async with running(private, short_folder) as child:
         await fleet.wait_until_reachable()
         assert stat.S_IMODE(private.socket.stat().st_mode) == 0o700
@@ -59,7 +59,7 @@ async def test_answers_on_its_socket_only_and_leaves_nothing(short_folder: Path,
 
 async def test_each_role_has_a_login_and_nobody_gets_in_without(short_folder: Path) -> None:
     private = PrivateRedis(short_folder, SECRETS)
-    fleet = Fleet(private.url("worker"))
+    fleet = Fleet(private.url("supervisor"))
     async with running(private, short_folder):
         await fleet.wait_until_reachable()
         users = short_folder / "run" / "redis.acl"
@@ -103,7 +103,7 @@ async def test_a_leftover_with_its_users_is_shut_down(short_folder: Path) -> Non
     words = [str(private.server), "--port", "0", "--unixsocket", str(private.socket), "--save", ""]
     words += ["--aclfile", str(short_folder / "run" / "redis.acl")]
     leftover = subprocess.Popen(words, cwd=short_folder, stdout=subprocess.DEVNULL)
-    fleet = Fleet(private.url("worker"))
+    fleet = Fleet(private.url("supervisor"))
     await fleet.wait_until_reachable()
     await fleet.aclose()
     await PrivateRedis(short_folder, SECRETS).prepare()
@@ -112,7 +112,7 @@ async def test_a_leftover_with_its_users_is_shut_down(short_folder: Path) -> Non
 
 async def test_a_killed_server_is_back(short_folder: Path) -> None:
     private = PrivateRedis(short_folder, SECRETS)
-    fleet = Fleet(private.url("worker"))
+    fleet = Fleet(private.url("supervisor"))
     async with running(private, short_folder) as child:
         await fleet.wait_until_reachable()
         first = child.pid
@@ -127,7 +127,7 @@ async def test_a_killed_server_is_back(short_folder: Path) -> None:
 async def test_its_socket_gets_its_name_again(short_folder: Path) -> None:
     private = PrivateRedis(short_folder, SECRETS)
     async with running(private, short_folder) as child:
-        fleet = Fleet(private.url("worker"))
+        fleet = Fleet(private.url("supervisor"))
         await fleet.wait_until_reachable()
         await fleet.aclose()
         assert private.is_named()
@@ -136,7 +136,7 @@ async def test_its_socket_gets_its_name_again(short_folder: Path) -> None:
         assert not private.is_named()
         assert private.name_again()
         assert private.is_named()
-        fleet = Fleet(private.url("worker"))
+        fleet = Fleet(private.url("supervisor"))
         await fleet.wait_until_reachable()
         await fleet.aclose()
         assert child.starts == 1
@@ -192,7 +192,7 @@ async def test_the_short_socket_works_and_its_folder_goes(tmp_path: Path) -> Non
     long = tmp_path / ("x" * 100)
     long.mkdir()
     private = PrivateRedis(long, SECRETS)
-    fleet = Fleet(private.url("worker"))
+    fleet = Fleet(private.url("supervisor"))
     async with running(private, long):
         await fleet.wait_until_reachable()
         assert stat.S_IMODE(private.socket.parent.stat().st_mode) == 0o700

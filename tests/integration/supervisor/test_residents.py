@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ import psutil
 import pytest
 import redis
 
-from tests.integration.supervisor.conftest import Program, Programs, wait_until
+from tests.integration.supervisor.conftest import Program, Programs, unreadable, wait_until
 from tests.integration.supervisor.test_catalog_changes import Catalog, boots, station_of
 from tests.integration.supervisor.test_station import beats
+from tests.support.clocks import Clock, under
 from tests.support.redis_server import RedisServer
 from workers.protocol import keys, residency
 from workers.protocol.residency import GatewayDemand, ModelDemand, ModelState
@@ -130,6 +132,33 @@ def test_a_model_with_calls_does_not_leave_for_another(
     wait_until(lambda: is_loaded(server, crowd, "b"), station.text)
 
 
+def test_a_worker_is_reserved_for_whoever_waits_long_and_released_again(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    """It is told by a signal, says so in its heartbeat, and goes on; it stops when its calls have ended."""
+    station, crowd = start(programs, server, catalog, models_max=1), Crowd(client)
+    crowd.wait_for("a")
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    first = boots(server, "a")
+
+    def is_told(reserved: bool) -> bool:
+        crowd.tell()
+        return all((beat.reserved, beat.draining) == (reserved, reserved) for beat in beats(server, "a").values())
+
+    busy = {"a": ModelDemand(num_running=1, used_at=time.time())}
+    crowd.models = {**busy, "b": ModelDemand(num_waiting=1, oldest_at=time.time() - 60)}
+    wait_until(lambda: is_told(True), station.text)
+    assert states(client)["a"].status == "loaded"
+    crowd.models = busy
+    wait_until(lambda: is_told(False), station.text)
+    assert boots(server, "a") == first
+    crowd.models = {**busy, "b": ModelDemand(num_waiting=1, oldest_at=time.time() - 60)}
+    wait_until(lambda: is_told(True), station.text)
+    crowd.models = {"b": ModelDemand(num_waiting=1, oldest_at=time.time() - 60)}
+    wait_until(lambda: is_loaded(server, crowd, "b"), station.text)
+    assert "died" not in station.text()
+
+
 def test_what_fails_to_load_is_told_and_tried_again(
     programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
 ) -> None:
@@ -139,9 +168,29 @@ def test_what_fails_to_load_is_told_and_tried_again(
     crowd.wait_for("a", "b")
     wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
     wait_until(lambda: states(client)["b"].status == "failed", lambda: str(states(client)))
-    assert "no.such.key" in states(client)["b"].why
+    assert "no.such.key" in states(client)["b"].why.whole
     catalog.write(catalog.entry("a", residency=LAZY), catalog.entry("b", residency=LAZY))
     wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
+
+
+def test_a_worker_serves_on_where_its_new_settings_can_not_be_loaded(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    catalog.write(catalog.entry("a", residency=LAZY))
+    station, crowd = station_of(programs, server, catalog), Crowd(client)
+    crowd.wait_for("a")
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    first = boots(server, "a")
+    crowd.use("a")
+    catalog.write(catalog.entry("a", residency=LAZY, llama={"n_threads": 1, "override_kv": {"no.such.key": 1}}))
+    wait_until(lambda: "no.such.key" in states(client)["a"].why.whole, lambda: str(states(client)))
+    crowd.use("a")
+    time.sleep(2.0)
+    assert states(client)["a"].status == "loaded"
+    assert boots(server, "a") == first
+    catalog.write(catalog.entry("a", residency=LAZY, slots=2))
+    wait_until(lambda: [beat.slots for beat in beats(server, "a").values()] == [2], station.text)
+    wait_until(lambda: states(client)["a"].status == "loaded" and not states(client)["a"].why, station.text)
 
 
 def test_a_worker_that_is_killed_while_it_loads_is_a_failure_with_a_reason(
@@ -153,7 +202,26 @@ def test_a_worker_that_is_killed_while_it_loads_is_a_failure_with_a_reason(
     kill_worker(station, crowd)
     crowd.tell()
     wait_until(lambda: states(client)["a"].status == "failed", lambda: str(states(client)))
-    assert "SIGKILL" in states(client)["a"].why
+    assert "SIGKILL" in states(client)["a"].why.whole
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+
+
+@pytest.mark.long
+def test_a_worker_whose_process_can_not_be_started_is_a_failure(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    """Its disk takes no files, say: callers were told that the model loads, until their patience was over."""
+    station, crowd = start(programs, server, catalog), Crowd(client)
+    wait_until(lambda: len(states(client)) == 3, station.text)
+    with unreadable(station.state / "run"):
+        crowd.wait_for("a")
+
+        def has_failed() -> bool:
+            crowd.tell()
+            return states(client)["a"].status == "failed"
+
+        wait_until(has_failed, lambda: str(states(client)) + station.text())
+        assert "can't be started" in states(client)["a"].why.whole
     wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
 
 
@@ -168,6 +236,30 @@ def test_a_worker_that_is_killed_while_it_serves_comes_back(
     wait_until(lambda: states(client)["a"].status == "loaded", station.text)
     kill_worker(station, crowd)
     wait_until(lambda: boots(server, "a").keys() == first.keys() and boots(server, "a") != first, station.text)
+
+
+def test_a_file_that_is_cut_under_its_worker_costs_that_worker_only(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis, model: Path
+) -> None:
+    """Its worker is not started with a file that its memory was not predicted for; the model comes back with it."""
+    file = programs.folder / "own.gguf"
+    shutil.copyfile(model, file)
+    catalog.write(catalog.entry("a", residency=LAZY, path=str(file)), catalog.entry("b", residency=LAZY))
+    station, crowd = station_of(programs, server, catalog), Crowd(client)
+    crowd.wait_for("a")
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    crowd.wait_for("a", "b")
+    wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
+    wait_until(lambda: states(client)["a"].status == "loaded", station.text)
+    others = boots(server, "b")
+    os.truncate(file, 4096)
+    kill_worker(station, crowd)
+    wait_until(lambda: states(client)["a"].status == "failed", lambda: str(states(client)))
+    assert "truncated" in states(client)["a"].why.whole
+    assert str(programs.folder) not in states(client)["a"].why.whole
+    shutil.copyfile(model, file)
+    wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
+    assert boots(server, "b") == others
 
 
 def test_min_ttl_and_admins(programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis) -> None:
@@ -204,6 +296,28 @@ def test_a_redis_that_goes_away_changes_nothing(
     assert boots(server, "a") == first
     crowd.wait_for("b")
     wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
+
+
+def test_a_clock_that_is_set_back_by_a_day_stops_no_reports(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    """Nothing was told for that day, so that gateways forgot the machine's models within seconds."""
+    clock = Clock(programs.folder, "supervisor")
+    with under(clock.of_python()):
+        station = start(programs, server, catalog)
+    wait_until(lambda: len(states(client)) == 3, station.text)
+    clock.set(-86_400)
+    client.delete(*map(keys.supervised, "abc"))
+    wait_until(lambda: all(client.exists(keys.supervised(name)) for name in "abc"), station.text)
+
+    def told_at() -> float:
+        (told,) = client.hgetall(keys.RESIDENCY).values()
+        return residency.decode_models(told).at
+
+    wait_until(lambda: told_at() < time.time() - 80_000, station.text)
+    last = told_at()
+    wait_until(lambda: told_at() > last, station.text)
+    assert station.stop(signal.SIGTERM) == 0, station.text()
 
 
 def test_without_redis_it_waits_quietly_and_ends_when_asked(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 
@@ -44,9 +45,15 @@ def test_a_catalog_of_two_models_and_a_worker_that_is_killed(
     entry = f"path: '{model}', slots: 1, ctx: 64, llama: {{n_threads: 1}}"
     catalog.write_text(f"models: [{{name: one, {entry}}}, {{name: two, {entry}}}]\n")
     station = programs.start(
-        "supervisor", "--catalog", str(catalog), PADDOCK_REDIS_URL=server.url, PADDOCK_WORKER_SECRET="shared"
+        "supervisor",
+        "--catalog",
+        str(catalog),
+        PADDOCK_REDIS_URL=server.url_of("supervisor"),
+        PADDOCK_WORKER_REDIS_URL=server.url_of("worker"),
+        PADDOCK_WORKER_SECRET="shared",
     )
     wait_until(lambda: bool(beats(server, "one") and beats(server, "two")), station.text)
+    assert psutil.Process(station.worker_pid("worker-0")).environ()["PADDOCK_REDIS_URL"] == server.url_of("worker")
     (one,) = beats(server, "one").values()
 
     with redis.Redis(unix_socket_path=str(server.socket)) as client, client.pubsub() as news:

@@ -20,10 +20,25 @@ from tests.support.ledger_rows import rows_when
 from tests.support.stack import DEMO_MODEL, Stack
 
 PIRATE = DEMO_MODEL.with_name("paddock-demo-pirate-lora.gguf")
-MODEL, ADAPTER = "demo", "pirate"
-PRICES = (Price(model=MODEL, per_million_completion=1.0), Price(model=ADAPTER, per_million_completion=50.0))
-OF_MODEL, OF_ADAPTER = 1_000, 50_000
+MODEL, ADAPTER, DEAR = "demo", "pirate", "captain"
+PRICES = (Price(model=ADAPTER, per_million_completion=50.0), Price(model="*", per_million_completion=9.0))
+"""Of the price list; the model and the other adapter have theirs in the catalog."""
+CATALOG = {
+    "models": [
+        {
+            "name": MODEL,
+            "path": str(DEMO_MODEL),
+            "price": {"per_million_completion": 1.0},
+            "adapters": [
+                {"name": ADAPTER, "path": str(PIRATE), "price": {"per_million_completion": 2.0}},
+                {"name": DEAR, "path": str(PIRATE), "price": {"per_million_completion": 70.0}},
+            ],
+        }
+    ]
+}
+OF_MODEL, OF_ADAPTER, OF_DEAR = 1_000, 50_000, 70_000
 """Billionths for a generated token."""
+COSTS = {"": OF_MODEL, ADAPTER: OF_ADAPTER, DEAR: OF_DEAR}
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +52,11 @@ def stack() -> Iterator[Stack]:
                 rows = [{"model": one.model, "valid_from": 0.0, "record": encode(one).decode()} for one in PRICES]
                 connection.execute(prices.insert(), rows)
         running.accounts()
-        adapters = json.dumps([{"name": ADAPTER, "path": str(PIRATE)}])
+        catalog = running.folder / "catalog.json"
+        catalog.write_text(json.dumps(CATALOG))
+        adapters = json.dumps([{"name": name, "path": str(PIRATE)} for name in (ADAPTER, DEAR)])
         running.worker(DEMO_MODEL, MODEL, slots=2, ctx=1024, kv_tokens=2048, adapters=adapters)
-        running.wait_until_listed(running.gateway(accounts_url=running.accounts_url), MODEL)
+        running.wait_until_listed(running.gateway(accounts_url=running.accounts_url, catalog=catalog), MODEL)
         yield running
 
 
@@ -53,7 +70,11 @@ def database(stack: Stack) -> Iterator[Database]:
 USES: list[tuple[str, dict[str, Any], str]] = [
     ("as the model", {"model": ADAPTER}, ADAPTER),
     ("by name", {"lora": [{"id": ADAPTER, "scale": 1.0}]}, ADAPTER),
-    ("by number", {"lora": [{"id": 0, "scale": 0.5}]}, ADAPTER),
+    ("by number", {"lora": [{"id": 1, "scale": 0.5}]}, ADAPTER),
+    ("one of the catalog", {"lora": [{"id": DEAR, "scale": 1.0}]}, DEAR),
+    ("two of them", {"lora": [{"id": ADAPTER, "scale": 0.5}, {"id": DEAR, "scale": 0.5}]}, DEAR),
+    ("two of them the other way round", {"lora": [{"id": DEAR, "scale": 0.5}, {"id": 1, "scale": 0.5}]}, DEAR),
+    ("two of which one is off", {"lora": [{"id": ADAPTER, "scale": 0.5}, {"id": DEAR, "scale": 0.0}]}, ADAPTER),
     ("turned off", {"lora": [{"id": ADAPTER, "scale": 0.0}]}, ""),
     ("not at all", {}, ""),
 ]
@@ -72,7 +93,16 @@ async def test_a_call_is_priced_by_the_adapter_that_it_uses(
     (row,) = await rows_when(database, bool, id)
     assert row.adapter == adapter
     assert row.completion_tokens == 4
-    assert row.cost_nano == 4 * (OF_ADAPTER if adapter else OF_MODEL)
+    assert row.cost_nano == 4 * COSTS[adapter]
+
+
+async def test_a_models_card_tells_the_price_that_holds(stack: Stack) -> None:
+    async with calling(stack.gateways[0].url, stack.key, MODEL) as caller:
+        for name, rate in ((MODEL, 1.0), (ADAPTER, 50.0), (DEAR, 70.0)):
+            async with caller.session.get(f"{caller.url}/v1/models/{name}") as answer:
+                price = (await answer.json())["price"]
+            assert (price["per_million_completion"], price["per_million_prompt"]) == (rate, 0.0)
+            assert price["currency"] == "USD"
 
 
 async def test_a_call_that_is_cut_is_priced_by_the_adapter_in_its_body(stack: Stack, database: Database) -> None:

@@ -57,7 +57,10 @@ class Dispatch:
 
 
 def collector(seen: Seen, metrics: Metrics) -> GaugeCollector:
-    return GaugeCollector(metrics, seen, Line(), Dispatch(), lambda: frozenset({"named"}), lambda: True, Sockets(5, 5))
+    return GaugeCollector(
+        *(metrics, seen, Line(), Dispatch(), lambda: frozenset({"named"}), lambda: True, Sockets(5, 5)),
+        wanted=lambda: {"named": 2, "m": 0, "nobody's": 9},
+    )
 
 
 async def test_the_line_and_the_fleet_are_shown_as_they_are() -> None:
@@ -80,6 +83,8 @@ async def test_the_line_and_the_fleet_are_shown_as_they_are() -> None:
         2,
         1,
     ]
+    wanted = [line for line in page_of(metrics.registry).splitlines() if line.startswith("paddock_workers_wanted")]
+    assert sorted(wanted) == ['paddock_workers_wanted{model="m"} 0.0', 'paddock_workers_wanted{model="named"} 2.0']
     assert (shown.value("paddock_redis_up"), shown.value("paddock_stopping")) == (0, 1)
 
 

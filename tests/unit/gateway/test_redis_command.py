@@ -8,13 +8,17 @@ import redis
 from gateway.commands import redis_acl
 from tests.support.redis_server import RedisServer
 
-ENVIRONMENT = {"REDIS_GATEWAY_PASSWORD": "of-gateways", "REDIS_WORKER_PASSWORD": "of-workers"}
+ENVIRONMENT = {
+    "REDIS_GATEWAY_PASSWORD": "of-gateways",
+    "REDIS_SUPERVISOR_PASSWORD": "of-supervisors",
+    "REDIS_WORKER_PASSWORD": "of-workers",
+}
 
 
 def test_what_it_prints_makes_the_users(capsys: pytest.CaptureFixture[str]) -> None:
     assert redis_acl.main(["acl"]) == 0
     lines = capsys.readouterr().out.replace("WORKER_PASSWORD", "mine").splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 3
     with RedisServer() as server, redis.Redis(unix_socket_path=str(server.socket)) as client:
         for line in lines:
             assert client.execute_command(*line.split()) == b"OK"
@@ -29,6 +33,7 @@ def test_lines_for_a_file_hold_hashes_only(capsys: pytest.CaptureFixture[str]) -
     text = capsys.readouterr().out
     assert [line.split()[:3] for line in text.splitlines()] == [
         ["user", "paddock-gateway", "on"],
+        ["user", "paddock-supervisor", "on"],
         ["user", "paddock-worker", "on"],
     ]
     assert not [password for password in ENVIRONMENT.values() if password in text]

@@ -207,13 +207,17 @@ class CachedSequence:
         self.num_cells += num_tokens
         return chunk
 
+    def hide(self) -> None:
+        """Have no other call share the cells from now on."""
+        self._own = token_hex(16)
+
     def forget(self, start: int, end: int) -> None:
         """Drop tokens [start, end) from the conversation. No other call may share its cells from now on."""
         tokens = self.tokens()
         self._base = np.concatenate((tokens[:start], tokens[end:]))
         self.num_cells -= end - start
         self.shifted = True
-        self._own = token_hex(16)
+        self.hide()
         self._num_unturned = self.num_cells
 
     def cut(self, num_tokens: int) -> None:

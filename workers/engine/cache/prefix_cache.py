@@ -3,7 +3,7 @@
 A call takes the longest prefix that is known. Cells that some sequence holds are shared without a copy; blocks in RAM
 are restored one by one. When the call ends, its cells stay under its sequence id, idle, for the next call to share.
 Attention scans idle cells too, in every step, so they move to RAM after a while, a few blocks per step. This is for
-memory that can be shared by ranges of tokens (`MemoryKind.by_range`); other kinds: `workers.engine.cache.checkpoints`.
+memory that can be shared by ranges of tokens (`MemoryKind.by_range`); other kinds: `window_cells` and `checkpoints`.
 """
 
 from __future__ import annotations
@@ -286,11 +286,12 @@ class PrefixCache:
                 num_releases, match = self.index.num_releases, self.index.match(path, end, start)
                 parts = iter(match.restores)
             block: Block | None = None
-            if start < match.num_held:
+            if start >= match.num_held:
+                if (part := next(parts, None)) is not None:
+                    block = self.cut_out(part.block, start, part.end, path.positions)
+            elif self._memory.holds_from(match.holder, start):
                 stop = min(match.num_held, start - start % BLOCK_TOKENS + BLOCK_TOKENS)
                 block = Block(start, stop, self._take(match.holder, start, stop))
-            elif (part := next(parts, None)) is not None:
-                block = self.cut_out(part.block, start, part.end, path.positions)
             if block is None:
                 return
             yield block
@@ -558,8 +559,7 @@ class PrefixCache:
         return block if block.nodes else None
 
     def _note_unsaved(self, num_tokens: int, error: Exception) -> None:
-        now = time.monotonic()
-        if now - self._told_at >= TELL_S:
+        if (now := time.monotonic()) - self._told_at >= TELL_S:
             self._told_at = now
             told = "no memory to keep a prefix in (%d tokens): it is computed again where wanted (%s)"
             log.warning(told, num_tokens, str(error) or "out of memory")

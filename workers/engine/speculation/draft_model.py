@@ -89,6 +89,7 @@ class DraftModel:
             self.cut(target, held)
             self._memory.share(source, target, held, end)
             self._num_held[target] = end
+            self._check_window(target)
 
     def cut(self, sequence: int, start: int) -> None:
         held, ahead = self._num_held[sequence], self._ahead[sequence]
@@ -96,6 +97,15 @@ class DraftModel:
             self._memory.cut(sequence, start, -1)
             self._num_held[sequence] = min(held, start)
             del ahead[max(0, start - held) :]
+            self._check_window(sequence)
+
+    def _check_window(self, sequence: int) -> None:
+        """Forget a sequence that lacks cells behind a window which its next token sees (`Memory.window`)."""
+        num_cells = self._num_held[sequence] + len(self._ahead[sequence])
+        if self._memory.window and not self._memory.can_continue(sequence, num_cells):
+            self._memory.remove(sequence)
+            self._num_held[sequence] = 0
+            self._ahead[sequence].clear()
 
     def clear(self) -> None:
         self._memory.clear()

@@ -14,11 +14,10 @@ import numpy as np
 
 from workers.engine.adapters.registry import AdapterRegistry
 from workers.engine.adapters.turns import AdapterTurns, chosen
-from workers.engine.cache.checkpoints import CheckpointCache
-from workers.engine.cache.prefix_cache import PrefixCache
 from workers.engine.cache.prefix_tree import Block
 from workers.engine.cache.report import CacheReport
 from workers.engine.cache.slots import SlotContents
+from workers.engine.cache.window_cells import cache_class
 from workers.engine.counters import EngineCounters, Tally, TokenGaps
 from workers.engine.disk.link import DiskLink, DrainWriter
 from workers.engine.pace import MOVE_S, AnswerLengths, MovePace, PrefillPace
@@ -91,9 +90,8 @@ class Stepper:
         self._pace = PrefillPace(MIN_PREFILL, context.n_ubatch, ROWS_MULTIPLES[0] if context.attends_in_tiles else 0)
         move = MovePace(self._pace)
         by_range = context.memory.kind.by_range
-        kind = PrefixCache if by_range else CheckpointCache
         self._disk = disk(move, by_range) if disk is not None and ram_bytes else None
-        self._cache = kind(
+        self._cache = cache_class(context.memory)(
             context.memory,
             kv_tokens=context.kv_tokens,
             num_sequences=context.num_sequences,
@@ -109,8 +107,8 @@ class Stepper:
         self._batch = context.new_batch()
         self._media = media
         self._adapter_turns: AdapterTurns[bytes] = AdapterTurns()
-        self._can_pad = by_range
-        self._layouts = BatchLayouts(fixed=context.on_gpu, can_pad=by_range)
+        self._can_pad = by_range and not context.memory.window  # which the rows of one micro-batch may be too many for
+        self._layouts = BatchLayouts(fixed=context.on_gpu, can_pad=self._can_pad)
         self.speculator = Speculator(drafts, context, lambda: self._pace.steady_s, self.lengths, n_ctx=n_ctx)
         self._empty_tokens = np.full(ROWS_MULTIPLES[0], self._batch.padding_token, np.int32)
         self._scratch = context.num_sequences - 1
@@ -251,8 +249,12 @@ class Stepper:
 
     def retire(self) -> None:
         """Begin to write idle prefixes to disk, if there is a disk tier: a part in each step."""
-        if self._disk is not None:
+        if self._disk is not None and self._drain_writer is None:
             self._drain_writer = DrainWriter(self._cache, self._disk)
+
+    def stay(self) -> None:
+        """Write to disk only what leaves RAM again: undo `retire`."""
+        self._drain_writer = None
 
     def write_out(self, deadline_s: float) -> None:
         """Write all prefixes to disk within `deadline_s`, if there is a disk tier. Called last, when an engine ends."""

@@ -77,6 +77,8 @@ class Probes:
             status = "hung"
         elif self._life.draining:
             status = "draining"
+        elif self._life.reserved:
+            status = "reserved"
         else:
             status = "ready" if self._registered.is_set() else "starting"
         return answer({**self._facts(), "status": status}, 200 if status == "ready" else 503)

@@ -90,6 +90,7 @@ def test_records_from_the_settings() -> None:
         ('[{"name": "a", "sha256": "%s", "weight": 0}]' % ("0" * 64), "weight"),
         ('[{"name": "a", "sha256": "%s", "weight": 1e9}]' % ("0" * 64), "weight"),
         ('[{"name": "first", "sha256": "%s"}]' % ("0" * 64), "is taken"),
+        ('[{"name": "session-ann", "sha256": "%s"}]' % ("0" * 64), "session-ann' is reserved: .*choose another one"),
         ("[" + ", ".join('{"name": "a", "sha256": "%s"}' % (digit * 64) for digit in "01") + "]", "is taken"),
     ],
 )

@@ -127,6 +127,9 @@ class Admission:
     def may_load(self, model: str) -> bool:
         return False
 
+    def want(self, model: str) -> None:
+        """Nothing loads models here."""
+
     def slot(self, call: Call, avoid: frozenset[str], placement_request: PlacementRequest, *more: object) -> Any:
         self.asks.append(placement_request)
         raise RankedWorker

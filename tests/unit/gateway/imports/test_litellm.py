@@ -54,7 +54,12 @@ def test_a_whole_house_moves(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "models": [
             {"name": "qwen3", "path": "/models/qwen3.gguf", "workers": 2, "sampling": {"temperature": 0.7}},
             {"name": "gemma-3-4b-it-GGUF-Q4_K_M", "hf": "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"},
-            {"name": "embed", "hf": "nomic-ai/nomic-embed-text-v1.5-GGUF", "llama": {"embeddings": True}},
+            {
+                "name": "embed",
+                "hf": "nomic-ai/nomic-embed-text-v1.5-GGUF",
+                "llama": {"embeddings": True},
+                "price": {"per_million_prompt": 0.02},
+            },
         ],
         "aliases": {
             "chat": {
@@ -90,9 +95,6 @@ def test_what_has_no_counterpart_is_told_with_its_line(tmp_path: Path, capsys: p
             "model_list[4].litellm_params.model: anthropic/claude-sonnet is at a remote provider"
         ),
         '  - model_name: "openai/*"': "model_list[5]: openai/*: names with `*` have no counterpart",
-        "    model_info: {mode: embedding, input_cost_per_token: 0.00000002}": (
-            "model_list[3].model_info: prices are set by `paddock prices set embed --prompt 0.02`"
-        ),
         "  redis_host: localhost": "router_settings.redis_host: it has no counterpart; set PADDOCK_REDIS_URL",
         "  request_timeout: 600": "litellm_settings.request_timeout: it has no counterpart; set request_timeout_s",
         "  master_key: sk-1234": "general_settings.master_key: it has no counterpart; preset the first key",

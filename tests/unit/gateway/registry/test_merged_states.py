@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gateway.api.openai.model_news import events_of
@@ -9,18 +10,18 @@ from gateway.api.openai.models import status_object
 from gateway.api.operations.explain import residency_object
 from gateway.back_pressure import model_not_loaded, no_worker_in_time, retry_after
 from gateway.registry.model_states import Refusal, merged
-from workers.protocol.residency import ModelState
+from workers.protocol.residency import Detail, ModelState, Why, encode
 
 LOADED, UNLOADED = ModelState(status="loaded"), ModelState(status="unloaded")
-LOADING = ModelState(status="loading", progress=0.25, why="2 calls wait")
-FAILED = ModelState(status="failed", why="out of memory", retry_at=1000.0)
-TOO_LARGE = ModelState(status="unloaded", why="no machine has the memory", is_hopeless=True)
+LOADING = ModelState(status="loading", progress=0.25, why=Why.of("2 calls wait"))
+FAILED = ModelState(status="failed", why=Why.of("out of memory"), retry_at=1000.0)
+TOO_LARGE = ModelState(status="unloaded", why=Why.of("no machine has the memory"), is_hopeless=True)
 
 
 def test_the_best_state_is_the_models() -> None:
     states = [UNLOADED, FAILED, LOADING, LOADED]
     assert [merged(states[: number + 1]).status for number in range(4)] == ["unloaded", "failed", "loading", "loaded"]
-    assert merged([FAILED, UNLOADED]).why == "out of memory"
+    assert merged([FAILED, UNLOADED]).why.whole == "out of memory"
     assert merged([LOADING, ModelState(status="loading", progress=0.5)]).progress == 0.5
     assert merged([FAILED, ModelState(status="failed", retry_at=900.0)]).retry_at == 900.0
 
@@ -72,7 +73,7 @@ def test_a_wait_that_was_too_long_has_its_reason() -> None:
     ],
 )
 def test_a_status_is_llama_servers(state: ModelState, expected: dict[str, object]) -> None:
-    assert status_object(state) == expected
+    assert status_object(state, None) == expected
 
 
 def test_only_what_has_changed_is_told() -> None:
@@ -98,3 +99,12 @@ def test_admins_are_told_of_each_machine() -> None:
         "is_hopeless": False,
         "retry_in_s": None,
     }
+
+
+def test_a_reason_names_only_models_that_may_be_told_of() -> None:
+    why = Why.of("memory for ", ("a",), " is being freed by ", ("b", "c", "d"), Detail(": c.gguf"))
+    assert why.whole == "memory for a is being freed by b, c, d: c.gguf"
+    assert why.shown({"a", "b", "c"}) == "memory for a is being freed by b, c, another model"
+    assert why.shown({"a"}) == "memory for a is being freed by 3 other models"
+    assert why.shown(()) == "memory for another model is being freed by 3 other models"
+    assert msgspec.json.decode(encode(why), type=Why) == why

@@ -42,6 +42,7 @@ def test_who_is_left_out_is_told_why() -> None:
     book = book_of(
         [
             worker("tired", draining=True),
+            worker("wanted", draining=True, reserved=True),
             worker("odd", protocol=99),
             worker("small", n_ctx=500),
             worker("plain"),
@@ -58,6 +59,7 @@ def test_who_is_left_out_is_told_why() -> None:
         ExcludedWorker("plain", "it has no adapter x, y"),
         ExcludedWorker("small", "the call needs at least 750 tokens of context, it has 500"),
         ExcludedWorker("tired", "it is draining"),
+        ExcludedWorker("wanted", "it is reserved for another worker"),
     )
     slotted = explain(prompt(5, slot=4), book.pool, Sent(), now=NOW)
     assert [placed.worker for placed in slotted.ranked] == ["good"]

@@ -16,9 +16,9 @@ from tests.unit.workers.chat.reading import parser_of, read
 from tests.unit.workers.constraint.test_call_forms import BY_NAME, compiler_of, drawn, mask_of
 from workers.chat.tools.family import Ask
 from workers.constraint.guidance import Grammar, tokenizer
-from workers.constraint.input_grammar import input_rules
+from workers.constraint.languages.input_grammar import input_rules
+from workers.constraint.languages.regex_rules import NotTranslatable, regex_rule
 from workers.constraint.mask import Unusable
-from workers.constraint.regex_rules import NotTranslatable, regex_rule
 from workers.llama.tokens.vocab import Vocab
 from workers.protocol.events import CallFailed
 from workers.protocol.requests import Constraint, GenerateRequest, Tool

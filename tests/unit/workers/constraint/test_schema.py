@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 
+from workers.constraint.languages.schema import (
+    ANNOTATIONS,
+    HARMLESS,
+    LISTS,
+    MAPS,
+    MAX_BYTES,
+    ONE,
+    PLAIN,
+    enforceable,
+    parse,
+)
 from workers.constraint.mask import Unusable
-from workers.constraint.schema import ANNOTATIONS, HARMLESS, LISTS, MAPS, MAX_BYTES, ONE, PLAIN, enforceable, parse
 
 
 @pytest.mark.parametrize(

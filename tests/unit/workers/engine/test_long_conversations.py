@@ -51,6 +51,9 @@ class SlowMemory:
     def num_cells(self, sequence: int, start: int, end: int) -> int:
         return end - start
 
+    def holds_from(self, sequence: int, cell: int) -> bool:
+        return True
+
     def load(self, sequence: int, state: bytes, positions: CellPositions | None = None) -> None: ...
 
     def remove(self, sequence: int) -> None: ...

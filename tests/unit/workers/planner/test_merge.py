@@ -40,12 +40,28 @@ def test_a_model_of_which_no_machine_knows_the_need_is_only_a_name() -> None:
     assert [*found.models] == ["n"]
 
 
-def test_a_models_only_worker_has_all_of_its_calls_and_of_several_nobody_knows() -> None:
+def test_a_models_only_worker_has_all_of_its_calls_and_of_several_the_last_one_is_in_use() -> None:
     calls = ModelDemand(num_running=2, used_at=NOW - 1)
     (one,) = merged(view(told("w", "m")), m=calls).workers
     assert (one.num_running, one.last_used) == (2, NOW)
     two = merged(view(told("w", "m")), view(told("v", "m", num_running=1)), m=calls).workers
-    assert sorted((worker.num_running, worker.last_used) for worker in two) == [(0, NOW - 1), (1, NOW)]
+    assert sorted((worker.num_running, worker.last_used) for worker in two) == [(0, NOW - 100), (1, NOW)]
+
+
+def test_nothing_loads_where_only_the_need_of_earlier_settings_is_known() -> None:
+    """Workers with these settings run on, and count."""
+    old = ToldModel(policy=Residency(max=1), need=Need(cpu_bytes=GIB), is_outdated=True)
+    new = ToldModel(policy=Residency(max=1), need=Need(cpu_bytes=2 * GIB))
+    catalogs = {"a": MachineCatalog(models={"m": old}), "b": MachineCatalog(models={"m": new})}
+    found = describe(catalogs, "a").models["m"]
+    assert found.machines == {"b"}
+    assert {"a": found.need, **found.needs} == {"a": old.need, "b": new.need}
+
+
+def test_a_stale_worker_and_its_successor_are_told() -> None:
+    workers = (told("w", "m", status="reserved", is_stale=True, is_settling=True), told("v", "m", replaces="w"))
+    stale, successor = merged(view(*workers)).workers
+    assert (stale.is_stale, stale.is_busy, successor.replaces) == (True, True, "w")
 
 
 def test_a_model_was_loaded_and_left_wherever_that_was() -> None:

@@ -11,7 +11,7 @@ from tests.unit.workers.planner.reports import GIB, NOW, catalog, report, told
 from workers.planner.hearing import UNSURE_S
 from workers.planner.messages import MachineCatalog, MachineOrders, MachineReport, ToldFailure, ToldWorker, encode
 from workers.planner.planner import Planner
-from workers.protocol.residency import LIFE_S, ModelDemand
+from workers.protocol.residency import LIFE_S, ModelDemand, Why
 
 WAITS = ModelDemand(num_waiting=1, oldest_at=NOW)
 
@@ -199,7 +199,7 @@ def test_clocks_may_differ() -> None:
 
 
 def test_a_failure_keeps_a_model_from_one_machine_only() -> None:
-    failed = {"m": ToldFailure(not_before=NOW + 60, reason="SIGKILL")}
+    failed = {"m": ToldFailure(not_before=NOW + 60, why=Why.of("SIGKILL"))}
     world = World(Host(catalog(m=10), more={"failures": failed}), Host(catalog(m=10)))
     world.round(m=WAITS)
     assert world.models() == [[], ["m"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from workers.protocol.residency import Why
 from workers.residency.picture import (
     CPU,
     NEVER,
@@ -50,11 +51,14 @@ def worker(
     age_s: float = 500,
     calls: int = 0,
     taken: int = 5,
+    stale: bool = False,
+    replaces: str = "",
 ) -> Worker:
     """Return a worker of the model that its name begins with: `a1` serves `a`."""
     shares = (Share(device, int(gib * GIB)),)
     last_used = NOW - idle_s if status != "loading" else NEVER
-    return Worker(name, name[0], on, shares, status, NOW - age_s, last_used, num_running=calls, num_taken=taken)
+    since = NOW - age_s
+    return Worker(name, name[0], on, shares, status, since, last_used, calls, 0, taken, stale, replaces)
 
 
 def waits(name: str, for_s: float = 5, calls: int = 1, **more: Any) -> Demand:
@@ -62,7 +66,7 @@ def waits(name: str, for_s: float = 5, calls: int = 1, **more: Any) -> Demand:
 
 
 def failed(name: str, for_s: float = 60, machine: str = "") -> Failure:
-    return Failure(name, NOW + for_s, "out of memory", machine)
+    return Failure(name, NOW + for_s, Why.of("out of memory"), machine)
 
 
 def picture(
@@ -115,7 +119,8 @@ def _told(action: Action) -> str:
     match action:
         case Start():
             devices = "+".join(share.device for share in action.shares)
-            return f"start {action.model} {action.machine}/{devices}"
+            place = f" for {action.replaces}" if action.replaces else ""
+            return f"start {action.model} {action.machine}/{devices}{place}"
         case Stop():
             return f"stop {action.worker}" + (f" for {action.wanted_by}" if action.wanted_by else "")
         case Reserve():

@@ -237,6 +237,120 @@ TABLE: dict[str, tuple[Picture, list[str]]] = {
         picture([model("a", 6)], [worker("a1", 6, calls=1, idle_s=2), worker("a2", 6, calls=1, idle_s=1)]),
         ["drain a1"],
     ),
+    # Replacing workers that have other settings than the catalog.
+    "a successor starts beside a stale one": (
+        picture([A], [worker("a1", calls=1, stale=True)]),
+        ["start a m/gpu0 for a1"],
+    ),
+    "one at a time": (
+        picture([model("a", 4, max=2)], [worker("a1", 4, stale=True), worker("a2", 4, stale=True, calls=1)]),
+        ["start a m/gpu0 for a1"],
+    ),
+    "not while a successor loads": (
+        picture(
+            [model("a", 4, max=3)],
+            [
+                worker("a1", 4, stale=True),
+                worker("a2", 4, stale=True),
+                worker("a3", 4, status="loading", replaces="a1"),
+            ],
+        ),
+        [],
+    ),
+    "a successor does not count above max": (
+        picture([A], [worker("a1", stale=True, calls=2), worker("a2", status="loading", age_s=1, replaces="a1")]),
+        [],
+    ),
+    "the stale one leaves when its successor is there": (
+        picture([A], [worker("a1", stale=True), worker("a2", age_s=0, replaces="a1")]),
+        ["reserve a1 for a"],
+    ),
+    "its calls end first": (
+        picture([A], [worker("a1", stale=True, calls=1), worker("a2", age_s=0, replaces="a1")]),
+        ["reserve a1 for a"],
+    ),
+    "however long they take": (
+        picture(
+            [A],
+            [worker("a1", stale=True, calls=1, status="reserved"), worker("a2", calls=4, replaces="a1")],
+            [waits("a", 99)],
+        ),
+        [],
+    ),
+    "and it stops then": (
+        picture([A], [worker("a1", stale=True, status="reserved"), worker("a2", replaces="a1")]),
+        ["stop a1"],
+    ),
+    "the next one is replaced though the last one's calls still run": (
+        picture(
+            [model("a", 4, max=2)],
+            [
+                worker("a1", 4, stale=True, calls=1, status="reserved"),
+                worker("a2", 4, stale=True, calls=1),
+                worker("a3", 4, replaces="a1"),
+            ],
+        ),
+        ["start a m/gpu0 for a2"],
+    ),
+    "without room the stale one leaves first": (
+        picture([model("a", 20)], [worker("a1", 20, stale=True)]),
+        ["reserve a1 for a"],
+    ),
+    "without room a busy one takes no more calls": (
+        picture([model("a", 20)], [worker("a1", 20, stale=True, calls=1)]),
+        ["reserve a1 for a"],
+    ),
+    "and stops when nothing is on its way to it any more": (
+        picture([model("a", 20)], [worker("a1", 20, stale=True, status="reserved")]),
+        ["stop a1"],
+    ),
+    "calls wait for its successor": (
+        picture([model("a", 20)], [worker("a1", 20, stale=True, calls=1, status="reserved")], [waits("a", 9)]),
+        ["wait a freeing"],
+    ),
+    "which starts when it is gone": (picture([model("a", 20)], [], [waits("a", 9)]), ["start a m/gpu0"]),
+    "but not in vain": (
+        picture([model("a", 20)], [worker("a1", 20, stale=True, calls=1, status="reserved")], [waits("a", 30)]),
+        ["release a1"],
+    ),
+    "nor is it taken from them again before they have begun": (
+        picture([model("a", 20)], [worker("a1", 20, stale=True, calls=1)], [waits("a", 31)]),
+        [],
+    ),
+    "without room one of several at a time": (
+        picture(
+            [model("a", 12, max=2)],
+            [worker("a1", 12, stale=True, calls=1, status="reserved"), worker("a2", 12, stale=True, calls=1)],
+        ),
+        [],
+    ),
+    "one that loads with outdated settings stops": (
+        picture([A], [worker("a1", status="loading", age_s=1, stale=True)], [waits("a")]),
+        ["stop a1", "start a m/gpu0"],
+    ),
+    "a successor that is outdated itself takes the place all the same": (
+        picture([model("a", 4)], [worker("a1", 4, stale=True), worker("a2", 4, stale=True, replaces="a1")]),
+        ["reserve a1 for a", "start a m/gpu0 for a2"],
+    ),
+    "settings that can't be loaded replace nobody": (
+        picture([A], [worker("a1", stale=True)], failures=(failed("a"),)),
+        [],
+    ),
+    "min is kept while a worker is replaced": (
+        picture(
+            [model("a", 4, min=1, max=2, ttl_s=60)],
+            [worker("a1", 4, stale=True, idle_s=90), worker("a2", 4, status="loading", age_s=1, replaces="a1")],
+        ),
+        [],
+    ),
+    "other models' calls come before successors": (
+        picture([A, model("b", 14)], [worker("a1", stale=True, calls=1)], [waits("b")]),
+        ["start b m/gpu0", "reserve a1 for a"],
+    ),
+    "a successor on the same machine": (
+        picture([model("a", 4)], [worker("a1", 4, stale=True)], machines=[machine("l", gpus=(4,)), machine("m")]),
+        ["start a m/gpu0 for a1"],
+    ),
     # Leaving.
     "after its ttl": (picture([model("a", ttl_s=60)], [worker("a1", idle_s=60)]), ["stop a1"]),
     "before its ttl": (picture([model("a", ttl_s=60)], [worker("a1", idle_s=59)]), []),
@@ -414,8 +528,42 @@ def test_the_order_of_a_picture_does_not_matter(name: str) -> None:
 def test_what_is_told_is_for_people(name: str) -> None:
     for action in decide(TABLE[name][0], NOW).actions:
         about = {action.model, getattr(action, "wanted_by", ""), "machine"} - {""}
-        assert any(each in action.why for each in about), action
-        assert "\n" not in action.why
+        assert any(each in action.why.whole for each in about), action
+        assert "\n" not in action.why.whole
+
+
+def test_a_model_that_a_fallback_stands_in_for_is_loaded_and_nobody_with_calls_gives_way() -> None:
+    elsewhere = replace(waits("b", 300, calls=0), num_elsewhere=3)
+    plan = decide(picture([A, B], [], [elsewhere]), NOW)
+    assert told(plan) == ["start b m/gpu0"]
+    assert plan.actions[0].why.whole == "3 calls are served by a fallback of b"
+    assert told(decide(picture([A, B], [worker("a1", 20)], [elsewhere]), NOW))[0] == "stop a1 for b", "it is idle"
+    waiting = decide(picture([A, B], [worker("a1", 20, calls=1)], [elsewhere]), NOW)
+    assert told(waiting) == ["wait b busy"], "nobody waits for it"
+    assert "no more calls" not in waiting.actions[0].why.whole
+    asked = replace(elsewhere, num_waiting=1)
+    assert "reserve a1 for b" in told(decide(picture([A, B], [worker("a1", 20, calls=1)], [asked]), NOW))
+
+
+def test_how_many_workers_are_wanted() -> None:
+    """Also where there is no memory for them; a worker and its successor are one."""
+    long = waits("a", 9, 9, predicted_wait_s=20.0)
+    cases: list[tuple[Picture, dict[str, int]]] = [
+        (picture([A, B]), {"a": 0, "b": 0}),
+        (picture([A, B], [worker("a1", 20)], [waits("b")]), {"a": 1, "b": 1}),
+        (picture([A, B], [worker("a1", 20, calls=1)], [waits("b")]), {"a": 1, "b": 1}),
+        (picture([model("a", 30)], [], [waits("a")]), {"a": 1}),
+        (picture([model("a", 4, min=2, max=3)], [], [waits("a")]), {"a": 2}),
+        (picture([model("a", 20, max=3)], [worker("a1", 20, calls=4)], [long]), {"a": 2}),
+        (picture([model("a", 20, max=1)], [worker("a1", 20, calls=4)], [long]), {"a": 1}),
+        (picture([model("a", 4, max=3)], [worker("a1", 4, calls=4)], [waits("a", 9, calls=9)]), {"a": 1}),
+        (picture([model("a", autoload=False)], [], [waits("a")]), {"a": 0}),
+        (picture([A], [worker("a1", stale=True), worker("a2", status="loading", replaces="a1")]), {"a": 1}),
+        (picture([A], [worker("a1", stale=True, calls=1)]), {"a": 1}),
+        (picture([model("a", ttl_s=60)], [worker("a1", idle_s=60)]), {"a": 0}),
+    ]
+    for shown, expected in cases:
+        assert decide(shown, NOW).wanted == expected, told(decide(shown, NOW))
 
 
 def test_when_to_ask_again() -> None:

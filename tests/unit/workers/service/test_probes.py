@@ -56,6 +56,16 @@ async def test_ready_when_it_is_registered_and_until_it_drains() -> None:
     assert await worker.said("/health") == (200, "ok")
 
 
+async def test_not_ready_while_it_is_reserved() -> None:
+    worker = Worker()
+    worker.registered.set()
+    assert worker.life.reserve(True)
+    assert not worker.life.reserve(True)
+    assert await worker.said("/ready") == (503, "reserved")
+    assert worker.life.reserve(False)
+    assert await worker.said("/ready") == (200, "ready")
+
+
 async def test_an_engine_that_hangs_is_neither_alive_nor_ready() -> None:
     worker = Worker()
     worker.registered.set()

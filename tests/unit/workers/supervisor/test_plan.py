@@ -102,6 +102,10 @@ def test_a_worker_is_told_all_but_its_model_by_its_environment_and_no_keys_of_ca
         "CUDA_VISIBLE_DEVICES": "1",
     }
     assert expected.items() <= made.environment.items()
+    apart = settings.model_copy(update={"worker_redis_url": "unix:///w.sock"})
+    made = recipe(worker, apart, {"PADDOCK_WORKER_REDIS_URL": "unix:///w.sock", "PADDOCK_REDIS_URL": "unix:///r.sock"})
+    assert made.environment["PADDOCK_REDIS_URL"] == "unix:///w.sock"
+    assert "unix:///r.sock" not in made.environment.values(), "a worker has no rights of its supervisor"
     (tmp_path / "run").mkdir()
     write_specs([worker], settings)
     told = tmp_path / "run" / "worker-0.json"

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from workers.constraint.languages.regex_rules import ESCAPES, NotTranslatable, literal, regex_rule
 from workers.constraint.mask import Unusable
-from workers.constraint.regex_rules import ESCAPES, NotTranslatable, literal, regex_rule
 
 MAX_TEXT_BYTES = 32 << 10
 MAX_RULES_BYTES = 192 << 10

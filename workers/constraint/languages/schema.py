@@ -11,8 +11,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from workers.constraint.languages.schema_rules import Comparisons, Disjoint, Values, place_of
 from workers.constraint.mask import Unusable
-from workers.constraint.schema_rules import Comparisons, Disjoint, Values, place_of
 
 logger = logging.getLogger(__name__)
 
