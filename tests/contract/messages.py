@@ -7,6 +7,16 @@ import struct
 import msgspec
 
 from tests.support.tools import tool_of
+from workers.planner.messages import (
+    MachineCatalog,
+    MachineOrders,
+    MachineReport,
+    StartOrder,
+    ToldFailure,
+    ToldModel,
+    ToldWait,
+    ToldWorker,
+)
 from workers.protocol.events import (
     Failed,
     Failure,
@@ -61,6 +71,8 @@ from workers.protocol.requests import (
     ToolCall,
 )
 from workers.protocol.residency import GatewayDemand, MachineModels, ModelDemand, ModelState, Why
+from workers.residency.picture import Device, Need, Share
+from workers.residency.policy import Group, Residency
 
 FAILURE = Failure(
     FailureCode.CONTEXT_OVERFLOW, "the prompt has 600 tokens, the context 512", "messages", 600, 512, "shorten it"
@@ -311,6 +323,53 @@ MESSAGES = {
             "large": ModelState(status="unloaded", why=Why.of("no machine has the memory"), is_hopeless=True),
         },
         wanted={"loaded": 2, "coming": 1, "large": 1},
+    ),
+    "machine_report.json": MachineReport(
+        at=1700000000.5,
+        boot="0badcafe",
+        fence=7,
+        done=2,
+        catalog="0123456789abcdef",
+        devices=(Device("cpu", 1 << 36, 1 << 35, 1 << 30),),
+        workers=(
+            ToldWorker(
+                id="host1/7.2",
+                model="coder",
+                shares=(Share("cpu", 1 << 32),),
+                status="ready",
+                since=1699999990.5,
+                last_used=1699999999.5,
+                num_running=1,
+            ),
+        ),
+        failures={"broken": ToldFailure(not_before=1700000005.5, why=Why.of("out of memory"))},
+        loaded=("coder",),
+        left={"small": 1699999980.5},
+    ),
+    "machine_catalog.json": MachineCatalog(
+        models={
+            "coder": ToldModel(policy=Residency(max=2, group="large"), need=Need(cpu_bytes=1 << 32)),
+            "new": ToldModel(policy=Residency(max=1)),
+        },
+        groups={"large": Group(at_once=1)},
+        models_max=2,
+    ),
+    "machine_orders.json": MachineOrders(
+        at=1700000000.5,
+        fence=7,
+        planner="host2",
+        boot="0badcafe",
+        starts=(
+            StartOrder(
+                number=3,
+                worker="host1/7.3",
+                model="small",
+                shares=(Share("cpu", 1 << 30),),
+                why=Why.of("1 call waits for ", ("small",), ", the oldest for 0.1 s"),
+            ),
+        ),
+        leaving={"host1/7.2": Why.of("idle for 9 s, it leaves for ", ("small",))},
+        waits={"large": ToldWait(reason="too_large", why=Why.of("no machine has the memory"))},
     ),
     "pool_request_seeing.json": SEEING_POOL_REQUEST,
     "pool_result.json": POOL_RESULT,

@@ -12,7 +12,7 @@ import pytest
 
 from accounts.protocol.sign_on import read_sign_on
 from tests.support.chart import Object, Refused, Rendered, container, render
-from workers.protocol.keys import ROLES, rules_of, user_of
+from workers.protocol.keys import Role, rules_of, user_of
 
 BEFORE = {"api-key": "sk-old", "worker-secret": "between us", "redis-password": "of redis"}
 """What the Secret of a release held before gateways and workers had users of their own in Redis."""
@@ -154,9 +154,11 @@ def test_without_the_accounts_service_there_is_no_database() -> None:
 
 def test_the_users_of_redis_are_those_of_the_programs() -> None:
     (command,) = [part for part in container(pods(render({}))["redis"])["command"] if "requirepass" in part]
-    for role in ROLES:
+    roles: tuple[Role, ...] = ("gateway", "worker")
+    for role in roles:
         line = f"user {user_of(role)} on >$REDIS_{role.upper()}_PASSWORD {rules_of(role)}"
         assert line in [line.strip() for line in command.splitlines()]
+    assert user_of("supervisor") not in command, "the chart has no supervisor"
 
 
 def test_workers_may_have_a_url_of_their_own_for_an_external_redis() -> None:

@@ -18,7 +18,7 @@ from gateway import __version__, cli
 from gateway.settings import GatewaySettings, known_settings
 from tests.support.compose import FILE, NEW_ENV, ROOT, Refused, Resolved, new_env, resolved
 from tests.support.dockerfile import Dockerfile, read
-from workers.protocol.keys import rules_of, user_of
+from workers.protocol.keys import Role, rules_of, user_of
 from workers.settings import WorkerSettings
 from workers.sources import variable
 
@@ -135,8 +135,10 @@ def test_each_part_logs_in_to_redis_as_its_user_and_knows_no_other(project: Reso
     assert done.returncode == 0, f"{done.stdout}run: python deploy/write_redis_users.py"
     script = services(project)["redis"]["command"][-1].replace("$$", "$")
     lines = [line.strip() for line in script.splitlines()]
-    for user in ("gateway", "worker"):  # a supervisor would have one of its own: compose has none
+    roles: tuple[Role, ...] = ("gateway", "worker")
+    for user in roles:
         assert f"user {user_of(user)} on >$REDIS_{user.upper()}_PASSWORD {rules_of(user)}" in lines
+    assert user_of("supervisor") not in script, "there is no supervisor here"
 
 
 def test_prometheus_sends_the_metrics_key_to_gateways_only(project: Resolved, tmp_path: Path) -> None:

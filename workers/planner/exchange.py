@@ -20,6 +20,7 @@ from workers.protocol import keys, residency
 from workers.protocol.heartbeat import BEAT, Heartbeat, decode_heartbeat
 from workers.protocol.residency import LIFE_S, MachineModels
 from workers.redis.channel import follow
+from workers.redis.trouble import remedy_for
 
 TIMEOUT_S = 2.0
 """Seconds after which Redis counts as away."""
@@ -54,6 +55,7 @@ class Exchange:
         self._client = client
         self._machine = machine
         self.lease = Lease(machine)
+        self._has_complained = False
 
     async def look(self, workers: Mapping[str, str]) -> Look | None:
         """Return what has been told, with the heartbeats of these workers (id -> model); renew the lease, or try to get
@@ -69,7 +71,10 @@ class Exchange:
             if had_lease:
                 pipeline.hgetall(keys.MACHINES)
             answers = await _answered(pipeline.execute(raise_on_error=False))
-        if answers is None or any(isinstance(each, Exception) for each in answers[:num_lease]):
+        if answers is None:
+            return None
+        if refused := next((each for each in answers[:num_lease] if isinstance(each, RedisError)), None):
+            self._complain(refused)
             return None
         self.lease.note(answers[:num_lease], asked_at)
         if self.lease.clock() - asked_at > LIFE_S:
@@ -178,6 +183,12 @@ class Exchange:
         """Call `on_message` whenever this machine is woken, until cancelled."""
         channel = keys.machine_channel(self._machine)
         await follow(self._client, channel, lambda _: on_message(), on_message)
+
+    def _complain(self, error: RedisError) -> None:
+        """Say once that Redis does not let machines decide: without the lease nothing is loaded."""
+        if not self._has_complained:
+            log.warning("no models are loaded, since Redis refuses the lease: %s; %s", error, remedy_for(error))
+        self._has_complained = True
 
     async def _contended(self) -> bool:
         await self.lease.contend(self._client)

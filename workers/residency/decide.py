@@ -183,6 +183,8 @@ def _size(need: Need) -> int:
 def _coming(scene: Scene, wish: Wish, machines: Sequence[Machine]) -> _Option | None:
     """Return where there will be room for a wish although nobody else leaves for it; None: nowhere."""
     for machine in machines:
+        if not scene.has_rules and machine.id not in scene.ledger.has_coming:
+            continue  # no more is coming than is free now, which is not enough
         models = _missing(scene, wish, machine)
         if _fits(scene, models, machine, scene.ledger.coming[machine.id]):
             option = _room_on(scene, machine, models, [])
@@ -196,7 +198,7 @@ def _cheapest(scene: Scene, evictions: Evictions, wish: Wish, machines: Sequence
     best: _Option | None = None
     possible: list[tuple[Cost, int]] = []
     for number, machine in enumerate(machines):
-        if _fits(scene, _missing(scene, wish, machine), machine, evictions.most_room(machine.id, wish)):
+        if _fits(scene, _missing(scene, wish, machine), machine, *evictions.most_room(machine.id, wish)):
             possible.append((evictions.least_cost(machine.id, wish), number))
     for num_looks, (bound, number) in enumerate(sorted(possible)):
         if best is not None and (best.cost <= bound or num_looks >= MAX_LOOKS):
@@ -228,10 +230,14 @@ def _room_on(scene: Scene, machine: Machine, models: Sequence[str], ranked: list
     return None if places is None else _Option(machine, places, leaving, cost_of(leaving))
 
 
-def _fits(scene: Scene, models: Sequence[str], machine: Machine, room: Room) -> bool:
-    """Return whether models fit into a machine's room together."""
+def _fits(
+    scene: Scene, models: Sequence[str], machine: Machine, room: Room, sizes: Sequence[int] | None = None
+) -> bool:
+    """Return whether models fit into a machine's room together. `sizes`: those of its GPUs in ascending order, if they
+    are known."""
     if len(models) == 1:
-        sizes = sorted(size for device, size in room.items() if device != CPU)
+        if sizes is None:
+            sizes = sorted(size for device, size in room.items() if device != CPU)
         return estimate(scene.models[models[0]].need_on(machine.id), room, sizes) is not None
     return _placed(scene, models, machine, room) is not None
 

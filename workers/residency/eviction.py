@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from workers.residency.leaving import unit_workers
-from workers.residency.picture import Worker
+from workers.residency.picture import CPU, Worker
 from workers.residency.scene import Scene
 from workers.residency.wishes import Wish
 
@@ -73,6 +73,8 @@ class Evictions:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._found: dict[tuple[str, bool, bool], _Found] = {}
+        self._rooms: dict[tuple[str, bool, bool], tuple[_Found, int, dict[str, int], list[int]]] = {}
+        """What `most_room` has found, of whom, and at which state of the ledger."""
         self.num_rooms = 0
         """For how many models others begin to leave by this plan."""
 
@@ -96,10 +98,18 @@ class Evictions:
         """Return a bound below what it costs to make room for a wish on a machine, if somebody has to leave."""
         return self._of(machine, wish).least
 
-    def most_room(self, machine: str, wish: Wish) -> dict[str, int]:
-        """Return the bytes of each device of a machine that are free once all have left that may."""
-        frees = self._of(machine, wish).frees
-        return {device: size + frees.get(device, 0) for device, size in self._scene.ledger.coming[machine].items()}
+    def most_room(self, machine: str, wish: Wish) -> tuple[dict[str, int], list[int]]:
+        """Return the bytes of each device of a machine that are free once all have left that may, and those of its GPUs
+        in ascending order."""
+        key, found = (machine, wish.is_overdue, wish.cause == "growth"), self._of(machine, wish)
+        ledger = self._scene.ledger
+        known = self._rooms.get(key)
+        if known is not None and known[0] is found and known[1] == ledger.num_changes[machine]:
+            return known[2:]
+        room = {device: size + found.frees.get(device, 0) for device, size in ledger.coming[machine].items()}
+        sizes = sorted(size for device, size in room.items() if device != CPU)
+        self._rooms[key] = (found, ledger.num_changes[machine], room, sizes)
+        return room, sizes
 
     def leavers(self, machine: str, wish: Wish) -> list[Leaver]:
         """Return who may leave a machine for a wish, first whom it costs least."""
@@ -132,6 +142,8 @@ def _find(scene: Scene, machine: str, wish: Wish) -> _Found:
         if worker.id in scene.leaving:
             found.append(_leaver(scene, (worker,)))
             continue
+        if not wish.is_overdue and not scene.is_idle(worker):
+            continue  # time alone does not let it leave
         workers = unit_workers(scene, worker)
         seen.update(each.id for each in workers)
         stays_until = max(_stays_until(scene, each, wish) for each in workers)

@@ -29,10 +29,14 @@ class Ledger:
         """Machine -> device -> bytes that are free now."""
         self.coming: dict[str, dict[str, int]] = {}
         """The same once all that leave are gone, less what is promised to models that wait for it."""
+        self.has_coming: set[str] = set()
+        """Machines that somebody leaves."""
         self.empty: dict[str, dict[str, int]] = {}
         """The same without any of this fleet's workers, if others took what is known of them."""
         self.reported: dict[str, dict[str, int]] = {}
         """The same, as devices report it."""
+        self.num_changes = dict.fromkeys((machine.id for machine in machines), 0)
+        """Machine -> how often its memory was counted anew."""
         self._startable: dict[str, dict[str, int]] = {}
         self._gpu_sizes: dict[str, list[int]] = {}
         taken: dict[tuple[str, str], list[tuple[Worker, Share]]] = {}
@@ -52,6 +56,7 @@ class Ledger:
 
     def leave(self, worker: Worker) -> None:
         """Count a worker's bytes as coming."""
+        self.has_coming.add(worker.machine)
         _add(self.coming[worker.machine], worker.shares, 1)
         self._changed(worker.machine)
 
@@ -83,6 +88,7 @@ class Ledger:
         return found
 
     def _changed(self, machine: str) -> None:
+        self.num_changes[machine] += 1
         self._startable.pop(machine, None)
         self._gpu_sizes.pop(machine, None)
 

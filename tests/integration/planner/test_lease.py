@@ -27,7 +27,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 async def client(server: RedisServer) -> AsyncIterator[redis.asyncio.Redis]:
     async with link.connect(server.url, timeout_s=2.0, retries=0) as operator:
         await operator.flushall()
-    async with link.connect(server.url_of("worker"), timeout_s=2.0, retries=0) as connected:
+    async with link.connect(server.url_of("supervisor"), timeout_s=2.0, retries=0) as connected:
         yield connected
 
 

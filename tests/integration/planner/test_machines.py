@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psutil
 import pytest
 import redis
@@ -20,11 +22,20 @@ from tests.integration.supervisor.conftest import Program, Programs, wait_until
 from tests.integration.supervisor.test_residents import Crowd
 from tests.integration.supervisor.test_station import beats
 from tests.support.redis_server import RedisServer
-from tests.support.stack import DEMO_MODEL
+from tests.support.stack import DEMO_MODEL, free_port
 from workers.planner.lease import LEASE_S
-from workers.planner.messages import MachineOrders, MachineReport, decode_orders, decode_report
+from workers.planner.messages import (
+    MachineOrders,
+    MachineReport,
+    StartOrder,
+    decode_catalog,
+    decode_orders,
+    decode_report,
+    encode,
+)
 from workers.protocol import keys, residency
-from workers.protocol.residency import LIFE_S, ModelDemand, ModelState
+from workers.protocol.residency import LIFE_S, ModelDemand, ModelState, Why
+from workers.residency.picture import CPU, Share
 from workers.supervisor.plan import host_id
 
 LAZY = {"min": 0, "min_resident_s": 0}
@@ -61,7 +72,8 @@ class Fleet:
         programs = self.machines[number]
         return programs.start(
             *("supervisor", "--catalog", str(programs.folder / "catalog.json")),
-            PADDOCK_REDIS_URL=self.server.url_of("worker"),
+            PADDOCK_REDIS_URL=self.server.url_of("supervisor"),
+            PADDOCK_WORKER_REDIS_URL=self.server.url_of("worker"),
             PADDOCK_WORKER_SECRET="shared",
         )
 
@@ -208,13 +220,16 @@ def test_an_old_planner_that_was_stopped_orders_nothing_when_it_wakes(fleet: Fle
     fleet.until(lambda: f"a@{host_of(second)}" in fleet.workers("a"))
     assert fleet.planner() == host_of(second)
     time.sleep(LIFE_S)
+    before = fleet.orders()[host_of(second)]
     first.send(signal.SIGCONT)
     fleet.until(lambda: fleet.reports()[host_of(first)].fence > old)
     until = time.monotonic() + 3.0
     while time.monotonic() < until:
         fleet.crowd.tell()
         assert fleet.workers("a") == [f"a@{host_of(second)}"], fleet.text()
-        assert all(orders.fence > old for orders in fleet.orders().values())
+        orders = fleet.orders()
+        assert orders[host_of(first)].fence > old
+        assert orders[host_of(second)] == before, "the old one writes none to the new one"
         time.sleep(0.05)
     assert "is loaded" not in first.text()
 
@@ -248,3 +263,93 @@ def test_a_redis_that_comes_back_empty_is_told_all_again(fleet: Fleet) -> None:
     fleet.until(lambda: bool(fleet.workers("c")))
     assert len(fleet.workers()) == 2
     assert first.text().count("a is loaded") + second.text().count("a is loaded") == 1
+
+
+def test_calls_are_answered_though_machines_vanish(fleet: Fleet) -> None:
+    """Calls for models that are not loaded, by a real gateway."""
+    first, second = pair(fleet, models_max=2)
+    port = free_port()
+    gateway = fleet.machines[0].start(
+        *("gateway", "--catalog", str(fleet.machines[0].folder / "catalog.json"), "--port", str(port)),
+        PADDOCK_REDIS_URL=fleet.server.url_of("gateway"),
+        PADDOCK_WORKER_SECRET="shared",
+        PADDOCK_API_KEY="test-key",
+        PADDOCK_START_TIMEOUT_S="120",
+        PADDOCK_ACCOUNTS="false",
+    )
+
+    def ask(model: str) -> int:
+        body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        url, headers = f"http://127.0.0.1:{port}/v1/chat/completions", {"Authorization": "Bearer test-key"}
+        return httpx2.post(url, headers=headers, json=body, timeout=150).status_code
+
+    wait_until(lambda: is_open(port), gateway.text)
+    assert ask("a") == 200, gateway.text() + fleet.text()
+    os.kill(first.popen.pid, signal.SIGKILL)
+    assert ask("b") == 200, gateway.text() + fleet.text()
+    assert fleet.planner() == host_of(second)
+    assert ask("a") == 200, gateway.text() + fleet.text()
+    first = fleet.restart(0)
+    wait_until(lambda: host_of(first) in fleet.reports(), first.text)
+    kill_all(second)
+    assert ask("b") == 200, gateway.text() + fleet.text()
+    assert fleet.planner() == host_of(first)
+
+
+def test_a_machine_checks_orders_itself(fleet: Fleet) -> None:
+    """The test plans in place of a supervisor."""
+    fleet.client.set(keys.PLANNER, "test word")
+    machine = fleet.add("a", "b")
+    host = host_of(machine)
+    wait_until(lambda: host in fleet.reports(), machine.text)
+    boot = fleet.reports()[host].boot
+
+    def order(number: int, size: int, *, fence: int = 7, model: str = "a", boot: str = boot) -> None:
+        start = StartOrder(
+            number=number,
+            worker=f"{host}/{fence}.{number}",
+            model=model,
+            shares=(Share(CPU, size),),
+            why=Why.of("of a test"),
+        )
+        orders = MachineOrders(at=time.time(), fence=fence, planner="test", boot=boot, starts=(start,))
+        fleet.client.hset(keys.ORDERS, host, encode(orders))
+        fleet.client.publish(keys.machine_channel(host), b"")
+
+    def until_done(number: int, fence: int = 7) -> None:
+        wait_until(lambda: (fleet.reports()[host].done, fleet.reports()[host].fence) == (number, fence), machine.text)
+
+    wait_until(lambda: needs_of(fleet, host) == {"a", "b"}, machine.text)
+    order(1, 1 << 50)
+    until_done(1)
+    wait_until(lambda: "a is not loaded: it takes 1,048,576.0 GiB of cpu" in machine.text(), machine.text)
+    assert fleet.states("a")[host].status == "unloaded", "calls may still wait for it"
+    order(1, 1 << 20)  # it has been dealt with
+    order(2, 1 << 20, fence=6)  # of a planner that another one has taken the place of
+    order(3, 1 << 20, boot="another")  # for a supervisor that is gone
+    time.sleep(1.5)
+    assert not fleet.workers()
+    order(2, 1 << 20, model="b")
+    until_done(2)
+    order(1, 1 << 20, fence=8)
+    until_done(1, fence=8)
+    wait_until(lambda: fleet.workers() == [f"a@{host}", f"b@{host}"], machine.text)
+    # Orders that end, and a planner that is gone, cost no worker.
+    fleet.client.delete(keys.ORDERS)
+    time.sleep(1.0)
+    assert len(fleet.workers()) == 2
+    fleet.client.delete(keys.PLANNER)
+    wait_until(lambda: fleet.planner() == host, fleet.text)
+    assert len(fleet.workers()) == 2
+
+
+def needs_of(fleet: Fleet, host: str) -> set[str]:
+    """Return the models whose need a machine has told."""
+    told = fleet.fields(keys.MACHINE_MODELS).get(host)
+    models = decode_catalog(told).models if told is not None else {}
+    return {name for name, model in models.items() if model.need is not None}
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -171,6 +171,11 @@ async def test_a_supervisor_keeps_its_records_and_reads_what_is_wanted(superviso
         pipe.hset(keys.RESIDENCY, "host1", "{}")
         pipe.hdel(keys.RESIDENCY, "host1")
         pipe.pexpire(keys.RESIDENCY, 1000)
+        for name in (keys.MACHINES, keys.MACHINE_MODELS, keys.ORDERS):
+            pipe.hset(name, "host1", "{}")
+            pipe.hdel(name, "host1")
+        pipe.set(keys.PLANNER, "host1 word", nx=True, px=1000)
+        pipe.incrby(keys.PLANNER_FENCE, 1)
         pipe.hgetall(keys.DEMAND)
         pipe.hgetall(keys.ASKED)
         pipe.hdel(keys.ASKED, "m")
@@ -179,6 +184,11 @@ async def test_a_supervisor_keeps_its_records_and_reads_what_is_wanted(superviso
         assert all(answer is not None for answer in await pipe.execute())
     assert await supervisor.hget(keys.worker("m", "host/w:1"), "beat") is None
     assert await supervisor.publish(keys.FLEET_CHANNEL, keys.worker("m", "host/w:1")) == 0
+    assert await supervisor.get(keys.PLANNER) == b"host1 word"
+    async with supervisor.pubsub() as woken:
+        await woken.subscribe(keys.machine_channel("host1"))
+        await woken.get_message(timeout=5.0)
+        assert await supervisor.publish(keys.machine_channel("host1"), b"") == 1
 
 
 def test_what_scripts_call_is_what_gateways_may() -> None:

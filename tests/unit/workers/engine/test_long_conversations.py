@@ -183,6 +183,7 @@ def quickest(does: Callable[[], object]) -> float:
     return min(times)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_copy_goes_on_from_ram_where_its_cells_have_gone_meanwhile() -> None:
     """Another conversation has their number then."""
     memory, path = SlowMemory(), path_of(5 * BLOCK_TOKENS)
