@@ -314,8 +314,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     limit_store = LimitStore(redis, process, took=metrics.script_took)
     rate_limits = RateLimits(limit_store, keys.directory, prices, fleet.pool, metrics.limited)
     pipeline = Pipeline(dispatcher, adapters, limits, prompts, rate_limits)
-    leaving = partial(_is_leaving, in_flight, resolver)
-    sockets = Sockets(settings.max_sockets, settings.max_sockets_per_key)
+    leaving, sockets = partial(_is_leaving, in_flight, resolver), _sockets(settings)
     return _Core(
         gateway_id=gateway_id,
         metrics=metrics,
@@ -345,6 +344,10 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         prices=prices,
         usage=usage,
     )
+
+
+def _sockets(settings: GatewaySettings) -> Sockets:
+    return Sockets(settings.max_sockets, settings.max_sockets_per_key)
 
 
 def _keys() -> tuple[KnownCallers, Keys]:
@@ -437,7 +440,7 @@ def _handlers(
     shared_ports = (settings.port, settings.admin_port) if targets else ()
     ready = Ready(redis, fleet, core.admission, core.is_leaving, catalog, core.first, desired_models)
     routes_of_catalog = CatalogRoutes(catalog)
-    overview = _overview(settings, redis, core, desired_models)
+    explain = ExplainRoute(reader, pipeline.adapters, circuits, fleet, core.admission, states, queues, chat)
     return {
         "chat": calls.generate(chat, takes_media=True),
         "chat_input_tokens": calls.count_tokens(read_chat_prompt, INPUT_TOKENS),
@@ -462,11 +465,8 @@ def _handlers(
         "reload_catalog": routes_of_catalog.reload,
         **_console(settings, access),
         **document_handlers(),
-        "overview": overview.show,
-        "overview_events": overview.stream,
-        "explain": ExplainRoute(
-            reader, pipeline.adapters, circuits, fleet, core.admission, states, queues, chat
-        ).answer,
+        **_overview(settings, redis, core, desired_models),
+        "explain": explain.answer,
         "metrics": MetricsPage(core.metrics.registry, core.gauges.update, shared_ports, targets).answer,
         "targets": Targets(fleet, targets).answer,
         **native_handlers(
@@ -495,12 +495,14 @@ def _console(settings: GatewaySettings, access: AccessControl) -> Mapping[str, H
 
 def _overview(
     settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, desired: DesiredModels
-) -> OverviewRoutes:
+) -> Mapping[str, Handler]:
+    """Return the handlers of the routes that show the fleet."""
     fleet, states, circuits = core.fleet, core.states, core.dispatcher.workers.circuits
     admission = core.admission
     made = Overviews(redis, core.gateway_id, core.catalog, fleet, states, desired, circuits, lambda: admission.redis_up)
     feed = Feed(made.look, SlotQueries(core.queries), lambda model: len(fleet.snapshot.of(model)))
-    return OverviewRoutes(made.look, feed, states, core.is_leaving, settings.ping_interval_s)
+    routes = OverviewRoutes(made.look, feed, states, core.is_leaving, settings.ping_interval_s)
+    return {"overview": routes.show, "overview_events": routes.stream}
 
 
 def _default_memory(settings: GatewaySettings) -> int:

@@ -20,7 +20,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Feed:
-    """What all viewers of one gateway share."""
+    """Makes the events that all viewers of one gateway share."""
 
     def __init__(
         self, look: Callable[[], Awaitable[Overview]], slots: SlotQueries, num_workers: Callable[[str], int]

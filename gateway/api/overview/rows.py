@@ -109,7 +109,7 @@ PARTS = ("gateways", "models", "workers")
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is different from the overview before: rows that are new or have changed; None: the row is gone."""
+    """Tells how an overview differs from the one before: rows that are new or have changed; None: the row is gone."""
 
     at: float
     redis_up: bool | None = None

@@ -52,10 +52,8 @@ MIN_PREFILL = 32
 
 PENDING_S = 0.005
 """Maximum seconds that a step with nothing to compute waits for a call's mask. A new call may have to wait as long."""
-
 KEPT_SHARE = 7 / 8
-"""Maximum share of the context that `n_keep` keeps: each context shift makes llama.cpp rotate the keys of all cells, so
-shifts must be rare."""
+"""Maximum share of the context that `n_keep` keeps: shifts must be rare, as llama.cpp rotates the keys of all cells."""
 
 
 class Stepper:
