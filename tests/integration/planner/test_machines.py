@@ -41,6 +41,8 @@ from workers.supervisor.plan import host_id
 LAZY = {"min": 0, "min_resident_s": 0}
 NAMES = ("a", "b", "c")
 
+pytestmark = pytest.mark.timeout(300)  # several machines start one after the other, and leases have to end
+
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
