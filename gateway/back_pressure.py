@@ -130,6 +130,15 @@ def model_not_loaded(model: str, why: str, wait_s: float) -> ModelNotLoaded:
     )
 
 
+def not_loaded_unasked(model: str) -> ModelNotLoaded:
+    """Return the error for a call that asks not to have its model loaded."""
+    return ModelNotLoaded(
+        f"Model {model!r} is not loaded, and the request asks not to load it (autoload=false). Send it without that, "
+        "or have an admin load the model (POST /models/load).",
+        retry_after_s=NOT_LOADED_RETRY_AFTER_S,
+    )
+
+
 def _sentence(why: str) -> str:
     """Return a reason without the dot at its end, shortened."""
     return why[:MAX_REASON_CHARS].strip().rstrip(".")

@@ -129,6 +129,8 @@ class Call:
     """Bytes of memory that the decoded body takes, estimated from above: the more, the longer its processing takes."""
     unhurried: bool = False
     """Whether nobody waits for the answer, so that the call may stay queued until its deadline."""
+    autoload: bool | None = None
+    """Whether the call may have its model loaded; None: as the catalog says."""
     permit: Permit = FREE
     """The call's permission by limits and budgets, which must be granted before the call is computed."""
 

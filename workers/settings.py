@@ -326,6 +326,14 @@ class SupervisorSettings(EveryWorkerSettings):
         float,
         Field(gt=0, description="longest download of a model; what has come is kept, and the next start goes on there"),
     ] = 7200.0
+    load_stall_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="seconds that a worker may neither compute nor read while it loads a model on demand; then it "
+            "counts as hung and is killed; 0: any time",
+        ),
+    ] = 120.0
     workers: Annotated[int, Field(ge=1, le=256, description="worker processes for the model")] = 2
     fork_workers: Annotated[
         bool,

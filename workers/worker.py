@@ -103,11 +103,13 @@ def _run(settings: WorkerSettings, launch: Launch) -> int:
         tracer = opened.enter_context(_tracing(settings))
         sock = opened.enter_context(_listen(settings))
         with ending_at_once():
-            model = opened.enter_context(Model.load(path, spec.llama))
             black_box = opened.enter_context(kept_box(settings))
+            black_box.loading(0.0)
+            model = opened.enter_context(Model.load(path, spec.llama, on_progress=black_box.loading))
             watchdog = opened.enter_context(Watchdog(settings.step_timeout_s, black_box))
             open_worker = open_pooled_worker if is_pooled(model, spec.llama) else open_chat_worker
             worker = open_worker(opened, model, settings, spec, watchdog, launch)
+            black_box.loaded()
         identity = _identity(settings, spec, model)
 
         async def serve() -> Exit:

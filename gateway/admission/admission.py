@@ -22,9 +22,17 @@ from gateway.admission.demand import DemandReport
 from gateway.admission.local_queue import LocalQueue, Waiter, WaitLimits
 from gateway.admission.maintenance import Maintenance
 from gateway.admission.ranker import Ranker
-from gateway.back_pressure import model_not_loaded, no_slot_in_time, no_worker_in_time, queue_full, stopping
+from gateway.back_pressure import (
+    model_not_loaded,
+    no_slot_in_time,
+    no_worker_in_time,
+    not_loaded_unasked,
+    queue_full,
+    stopping,
+)
 from gateway.call import Call, Principal
 from gateway.errors import ModelNotLoaded, QueueFull, QueueTimeout, StoreUnavailable
+from gateway.registry.desired_models import DesiredModels
 from gateway.registry.fleet import Fleet
 from gateway.registry.model_states import ModelStates, Refusal
 from gateway.routing.explain import Explanation
@@ -119,6 +127,7 @@ class Admission:
             self._queue, fleet, self._ring, max_queue=max_queue, max_team_queue=self._max_team_queue
         )
         self._states = ModelStates(store.redis) if states is None else states
+        self._desired = DesiredModels(store.redis)
         self._demand = DemandReport(
             store.redis, gateway_id, self._queue, self.predicted_wait_s, self._states.is_on_demand
         )
@@ -148,11 +157,16 @@ class Admission:
             if model not in served:
                 served[model] = bool(self._ranker.num_slots(model))
             if waiter.set_served(now, served=served[model]) and not served[model]:
-                self._note_unserved(model)
+                self._note_unserved(waiter)
 
-    def _note_unserved(self, model: str) -> None:
-        """Have supervisors told that a call waits for a model without a worker, and their states read."""
-        self._demand.tell_soon(model)
+    def _note_unserved(self, waiter: Waiter) -> None:
+        """Have supervisors told that a call waits for a model without a worker, and their states read. A call that has
+        no model loaded is refused."""
+        if not waiter.may_load and not self._states.comes(waiter.model):
+            waiter.is_unasked = True
+            waiter.woken.set()
+            return
+        self._demand.tell_soon(waiter.model)
         self._states.read_soon()
 
     def _waits_for_worker(self) -> bool:
@@ -169,7 +183,10 @@ class Admission:
             if model not in refusals:
                 refusals[model] = self._states.refusal(model)
             refusal = refusals[model]
-            if refusal is not None and waiter.since <= refusal.known_since:
+            waiter.is_unasked = not waiter.may_load and not self._states.comes(model)
+            if waiter.is_unasked:
+                waiter.woken.set()
+            elif refusal is not None and waiter.since <= refusal.known_since:
                 waiter.refusal = refusal
                 waiter.woken.set()
             if waiter.queue_position is not None:
@@ -306,16 +323,28 @@ class Admission:
         now, served = time.monotonic(), bool(self._ranker.num_slots(call.model))
         start_deadline = call.start_deadline or call.queue_deadline
         wait_limits = WaitLimits(now, served=served, queue_deadline=call.queue_deadline, start_deadline=start_deadline)
-        return Waiter(order, call.model, request, avoid, wait_limits, begin_by, ranking, offers)
+        may_load = call.autoload is not False
+        return Waiter(order, call.model, request, avoid, wait_limits, begin_by, ranking, offers, may_load=may_load)
+
+    async def _check_autoload(self, call: Call) -> None:
+        """Check what a call for a model without a worker says about loading it: a call may not want that, and an
+        admin's has it loaded although the catalog says that calls don't. Raises ModelNotLoaded, StoreUnavailable."""
+        if call.autoload is False and not self._states.comes(call.model):
+            raise not_loaded_unasked(call.model)
+        state = self._states.of(call.model) if call.autoload and call.principal.admin else None
+        if state is not None and state.status == "unloaded":  # one that has failed is tried again when its time comes
+            await self._desired.ask_for(call.model)
 
     async def _admit(self, waiter: Waiter, call: Call, queue_position: QueuePosition) -> Lease:
+        if not waiter.wait_limits.served:
+            await self._check_autoload(call)
         if self._closed:
             raise stopping()
         taken = None
         self._queue.add(waiter)
-        if not waiter.wait_limits.served:
-            self._note_unserved(waiter.model)
         try:
+            if not waiter.wait_limits.served:
+                self._note_unserved(waiter)
             async with asyncio.timeout(max(0.0, waiter.deadline - time.monotonic())) as waiter.timer:
                 while taken is None:
                     taken = await self._request_slot(waiter, queue_position) or await self._wait(waiter, call)
@@ -402,6 +431,8 @@ class Admission:
             waiter.woken.clear()
             if self._closed:
                 raise stopping()
+            if waiter.is_unasked and waiter.local is None:
+                raise not_loaded_unasked(call.model)
             if waiter.refusal is not None and waiter.local is None:
                 raise self._not_loaded_error(call, waiter.refusal)
             if waiter.local is not None or self._degraded.is_degraded(waiter.model):

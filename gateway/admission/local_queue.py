@@ -152,6 +152,10 @@ class Waiter:
     """The timeout that ends the call's wait."""
     refusal: Refusal | None = None
     """Why the call had better not wait any longer, since its model has no worker and gets none; None: it may wait."""
+    may_load: bool = True
+    """Whether its model may be loaded for it."""
+    is_unasked: bool = False
+    """Whether the call is refused, since its model is not loaded and is not to be loaded for it."""
 
     @property
     def id(self) -> str:

@@ -18,6 +18,7 @@ from gateway.api.media.attachments import Attachments
 from gateway.api.media.loader import MediaLoader
 from gateway.api.request_headers import (
     conversation_key,
+    read_autoload,
     read_resume_options,
     read_ttft_deadline,
     session_of,
@@ -119,6 +120,7 @@ class CallHandlers:
                     conversation,
                     adapters=asked.requests[0].adapters,
                     held_bytes=body.num_bytes,
+                    autoload=read_autoload(scope),
                 )
                 asked, call = await self.media.prepare(asked, call, body.hold, receive)
                 if supersedes:
@@ -137,7 +139,13 @@ class CallHandlers:
                 asked = await body.decode(lambda raw: dialect.read(raw, scope))
                 begin_by, conversation = read_ttft_deadline(scope), session_or_request_id(scope, request_log.request_id)
                 call = self.resolver.resolve(
-                    principal, asked.model, request_log, JOB_OF[dialect.kind], begin_by, conversation
+                    principal,
+                    asked.model,
+                    request_log,
+                    JOB_OF[dialect.kind],
+                    begin_by,
+                    conversation,
+                    autoload=read_autoload(scope),
                 )
                 async with until_disconnect(receive):
                     request, call = await self.media.prepare_pooled(asked.request, call, body.hold)

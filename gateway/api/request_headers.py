@@ -138,6 +138,7 @@ def _digest(scope: Scope, parts: Iterable[bytes]) -> str:
 
 
 MAX_FIELDS = 32
+AUTOLOAD = {"true": True, "1": True, "false": False, "0": False}
 
 
 def query_of(scope: Scope) -> dict[str, str]:
@@ -147,6 +148,15 @@ def query_of(scope: Scope) -> dict[str, str]:
     except ValueError:
         raise InvalidRequest(f"The address has more than {MAX_FIELDS} parameters. Send fewer.") from None
     return dict(pairs)
+
+
+def read_autoload(scope: Scope) -> bool | None:
+    """Return whether the request may have its model loaded, by `autoload` of the query, as llama-server reads it; None:
+    the request does not say. Raises InvalidRequest for another word."""
+    word = query_of(scope).get("autoload", "") if b"autoload" in scope.get("query_string", b"") else ""
+    if word and word not in AUTOLOAD:
+        raise InvalidRequest(f"`autoload` is {quote(word)}. Send true or false.", param="autoload")
+    return AUTOLOAD.get(word)
 
 
 def named_model(document: dict[str, Any], scope: Scope) -> str:

@@ -32,6 +32,7 @@ from workers.http_server.tls import TlsUnusable
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.library import Library, ModelUnusable, wanted
 from workers.process import sockets
+from workers.process.black_box import progress_of
 from workers.process.signals import StopSignals
 from workers.process.sockets import PortTaken
 from workers.protocol.exits import FINAL, Exit
@@ -46,7 +47,7 @@ from workers.supervisor.processes import Recipe, describe
 from workers.supervisor.redis_process import PrivateRedis
 from workers.supervisor.residents import Residents, residents_of
 from workers.supervisor.state_folder import FolderTaken, StateFolder
-from workers.supervisor.supervisor import Supervisor, write_specs
+from workers.supervisor.supervisor import Supervisor, black_box_of, write_specs
 
 READY_TIMEOUT_S = 900.0
 """Seconds after which a start that is not ready is given up; loading a large model from a slow disk takes minutes."""
@@ -381,12 +382,17 @@ class Machine:
                 self._say(f"{found.name} ready: {found.model.name}{f' on GPU {found.device}' if found.device else ''}")
             if time.monotonic() - told > PROGRESS_S:
                 told = time.monotonic()
-                self._say(f"still loading: {', '.join(worker.name for worker in missing.values())}")
+                self._say(f"still loading: {', '.join(map(self._loading, missing.values()))}")
             await asyncio.sleep(POLL_S)
         for number in range(len(self._gateways)):
             await self._wait_for_gateway(number)
         if not self._over.is_set():
             self._say(f"{len(self._gateways)} gateways ready" if self._listeners.own else "gateway ready")
+
+    def _loading(self, worker: PlannedWorker) -> str:
+        """Return a worker's name, with how much of its model is loaded where that is known."""
+        progress = progress_of(black_box_of(worker, self._settings))
+        return worker.name if progress is None else f"{worker.name} ({progress:.0%})"
 
     async def _wait_for_gateway(self, number: int) -> None:
         listener = self._listeners.own[number] if self._listeners.own else self._listeners.shared

@@ -91,11 +91,11 @@ class CallResolver:
         adapters: Sequence[AdapterUse] = (),
         held_bytes: int = 0,
         strict: bool = False,
+        autoload: bool | None = None,
     ) -> Call:
-        """Return a new call. `alias`: the model's name; empty: the default model. `job`: what the model is asked to
-        do; None: the call only asks about the model. `conversation` returns a hash that picks one of the models that
-        share the name. `adapters`: those that the request names beside its model. `begin_by` and `held_bytes` as in
-        `Call`, `strict` as in `ModelNames.resolve_call`.
+        """Return a new call. `alias`: the model's name; empty: the default. `job`: what the model is asked to do; None:
+        the call only asks about it. `conversation` returns a hash that picks one of the models that share the name.
+        `adapters`: those named beside the model. `strict`: as in `ModelNames.resolve_call`; the others as in `Call`.
 
         Raises Stopping, ModelNotFound, Unavailable, PermissionDenied; NotSupported if the model can't do the job;
         InvalidRequest if `alias` is empty and several models could be meant."""
@@ -110,8 +110,8 @@ class CallResolver:
             self._metrics.unknown_models.labels(resolved.model).inc()
             request_log.stands_in = resolved.name
             request_log.trace.add_event("unknown_model", model=alias[:MAX_NAME_CHARS], default=resolved.name)
-        alias, model = resolved.name, resolved.model
-        models: tuple[str, ...] = (model,)
+        alias = resolved.name
+        models: tuple[str, ...] = (resolved.model,)
         if names.is_chain(alias):
             models = names.chain(alias, conversation() if conversation is not None else "")
         request_log.alias, request_log.answer.model, request_log.asks_only = alias, models[0], job is None
@@ -132,6 +132,7 @@ class CallResolver:
             kind=kind,
             fallbacks=models[1:],
             held_bytes=held_bytes,
+            autoload=autoload,
         )
         call = self._served(call, request_log)
         request_log.adapter = call.adapter or self._priced_adapter(call.model, adapters)

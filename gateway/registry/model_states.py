@@ -80,7 +80,8 @@ class _Report:
 
 
 def merged(states: Sequence[ModelState]) -> ModelState:
-    """Return the state of a model from its states on all machines that know it (at least one)."""
+    """Return the state of a model from its states on all machines that know it (at least one). Logs stay with their
+    machines."""
     status = min((state.status for state in states), key=ORDER.index)
     same = [state for state in states if state.status == status]
     return ModelState(
@@ -89,6 +90,8 @@ def merged(states: Sequence[ModelState]) -> ModelState:
         why=next((state.why for state in same if state.why), Why()),
         is_hopeless=all(state.is_hopeless for state in states),
         retry_at=min((state.retry_at for state in states if state.retry_at), default=0.0),
+        num_failures=max(state.num_failures for state in states),
+        exit_code=next((state.exit_code for state in states if state.exit_code is not None), None),
     )
 
 
@@ -170,6 +173,12 @@ class ModelStates:
     def is_on_demand(self, model: str) -> bool:
         """Return whether calls load the model: a machine may load it, and it need not have workers at all times."""
         return model not in self._meant() and bool(self.machines(model))
+
+    def comes(self, model: str) -> bool:
+        """Return whether the model gets a worker whether or not a call waits: one loads, or has loaded a moment ago, or
+        calls don't load it."""
+        state = self.of(model)
+        return state is None or state.status in ("loading", "loaded")
 
     def loading(self, model: str) -> str:
         """Return how far the model is loaded, as a waiting caller is told it: `loading=43%`, `loading` where that is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from workers.footprint.devices import HOST, DeviceState
@@ -17,6 +18,9 @@ class FixedDevices:
 
     def devices(self) -> tuple[DeviceState, ...]:
         return self.states
+
+    def taken(self, pids: Collection[int]) -> Mapping[str, int]:
+        return {}
 
 
 def gpu_host(

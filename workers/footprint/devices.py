@@ -7,6 +7,7 @@ driver's management library (NVML), which takes no memory on the devices.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -42,9 +43,17 @@ class DeviceProvider(Protocol):
         """Return the memories as they are now."""
         ...
 
+    def taken(self, pids: Collection[int]) -> Mapping[str, int]:
+        """Return GPU -> the bytes that these processes take of it. GPUs of which it is not known are left out."""
+        ...
+
 
 class HostMemory:
     """Main memory, as far as this process's control group lets it be used."""
+
+    def taken(self, pids: Collection[int]) -> Mapping[str, int]:
+        """Return nothing: `workers.footprint.taken` reads main memory, which takes longer."""
+        return {}
 
     def devices(self) -> tuple[DeviceState, ...]:
         """Return main memory alone; nothing where the system tells no size."""

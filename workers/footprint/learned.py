@@ -27,6 +27,12 @@ logger = logging.getLogger(__name__)
 FILE = "footprints.json"
 """Name of the file in the state folder."""
 
+SWAPPED_SHARE = 0.05
+"""A worker with more than this share of its memory in swap tells nothing: pages of its files have left as well."""
+
+MOST_TIMES = 4
+"""A reading of more than so many times what was predicted, with all that may come later, is not believed."""
+
 MOST_KEPT = 512
 """Maximum workers that are remembered; the one that was read longest ago is forgotten."""
 
@@ -61,17 +67,31 @@ def key_of(spec: ModelSpec, build: str) -> str:
 
 def stamp_of(spec: ModelSpec) -> str:
     """Return a text that is another one once a file of the model's has changed. Raises OSError if one is not there."""
-    told = ((file.resolve(), file.stat()) for file in _files(spec))
+    told = ((file.resolve(), file.stat()) for file in files_of(spec))
     return "".join(f"{place} {status.st_size} {status.st_mtime_ns}\n" for place, status in told)
 
 
-def _files(spec: ModelSpec) -> Iterator[Path]:
+def files_of(spec: ModelSpec) -> Iterator[Path]:
+    """Yield the files that a worker of this model reads into memory."""
     yield from parts(Path(spec.path or ""))
     if spec.projector not in ("", NO_PROJECTOR):
         yield Path(spec.projector)
     if spec.speculation.draft is not None and spec.speculation.draft.path:
         yield from parts(Path(spec.speculation.draft.path))
     yield from (Path(adapter.path) for adapter in spec.adapters if adapter.path)
+
+
+def believed(taken: int, swapped: int, predicted: Footprint, *, has_served: bool) -> int | None:
+    """Return the bytes of main memory to learn from a reading of one worker; None: it tells nothing.
+
+    `has_served`: whether it has had calls. Before that it has not touched all that it may, so only more than was
+    predicted tells something. Later it has cached as well, which is predicted by itself (`Footprint.growth`), and is
+    left out as far as it goes."""
+    if swapped > SWAPPED_SHARE * taken or taken > MOST_TIMES * (predicted.host.total + predicted.growth):
+        return None
+    if not has_served:
+        return taken if taken > predicted.host.total else None
+    return taken - min(predicted.growth, max(0, taken - predicted.host.total))
 
 
 class Learned:

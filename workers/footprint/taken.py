@@ -29,12 +29,22 @@ def taken_bytes(pid: int, files: Collection[Path] = ()) -> int | None:
     return mapped + sum(_sums(one, ("Pss_Anon", "Pss_Shmem", "SwapPss")) for one in found)
 
 
+def swapped_bytes(pid: int) -> int:
+    """Return the bytes of a process and its children that are in swap; 0 where that is not told."""
+    return sum(_sums(one, ("SwapPss",)) for one in process_ids(pid))
+
+
+def process_ids(pid: int) -> list[int]:
+    """Return the ids of a process and its children; none where that is not told."""
+    try:
+        return [*_with_children(pid)]
+    except OSError:
+        return []
+
+
 def num_processes(pid: int) -> int:
     """Return how many processes a process and its children are; 0 where that is not told."""
-    try:
-        return len([*_with_children(pid)])
-    except OSError:
-        return 0
+    return len(process_ids(pid))
 
 
 def _with_children(pid: int) -> Iterator[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 
@@ -74,7 +75,14 @@ class Model(NativeOwner):
         )
 
     @classmethod
-    def load(cls, path: Path, settings: LlamaSettings, *, allocate: bool = True) -> Model:
+    def load(
+        cls,
+        path: Path,
+        settings: LlamaSettings,
+        *,
+        allocate: bool = True,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> Model:
         """Load the weights; takes as long as reading the file, and a second more where metadata or tensors are
         overridden. Raises ModelError, ModelTooLarge.
 
@@ -90,6 +98,8 @@ class Model(NativeOwner):
             settings = replace(settings, override_kv=tried(header, settings))
             params = ModelParams(settings)
         params.native.no_alloc = not allocate
+        if on_progress is not None:
+            params.tell(on_progress)
         log.clear()
         pointer = c.llama_model_load_from_file(os.fsencode(path), params.native)
         if not pointer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,17 @@ class ModelParams:
         if len(self._overrides) > 1:
             params.tensor_buft_overrides = ctypes.addressof(self._overrides)
         self.native = params
+        self._progress: Any = None
+
+    def tell(self, on_progress: Callable[[float], None]) -> None:
+        """Have llama.cpp call `on_progress` with the share of the weights that is loaded, after each tensor, on the
+        thread that loads. It must not raise: loading would end."""
+
+        def goes_on(share: float, _: object) -> bool:
+            on_progress(share)
+            return True
+
+        self._progress = self.native.progress_callback = c.llama_progress_callback(goes_on)
 
 
 def fill_context(params: Any, settings: LlamaSettings) -> None:

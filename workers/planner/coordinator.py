@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import redis.asyncio
+from msgspec import structs
 
 from workers.planner.exchange import Exchange, Look
 from workers.planner.hearing import Hearing
@@ -16,7 +17,7 @@ from workers.planner.merge import all_demand
 from workers.planner.messages import MachineCatalog, MachineOrders, MachineReport, digest_of, encode
 from workers.planner.planner import Decision, Planner
 from workers.protocol import keys
-from workers.protocol.residency import TOLD_EVERY_S, MachineModels, ModelDemand, decode_demand
+from workers.protocol.residency import TOLD_EVERY_S, MachineModels, ModelDemand, ModelState, decode_demand
 
 CATALOG_EVERY_S = 20.0
 """Maximum seconds between two writings of the machine's catalog."""
@@ -114,7 +115,7 @@ class Coordinator:
         """Tell the other machines and gateways of this one: what changed at once, the rest every TOLD_EVERY_S."""
         digest, encoded = self._encoded(catalog)
         report, clock = replace_catalog(report, digest), time.monotonic()
-        urgent = (_urgent(report), states.models, states.wanted)
+        urgent = (_urgent(report), _without_progress(states), states.wanted)
         if urgent == self._told[1] and clock - self._told[0] < TOLD_EVERY_S:
             return
         is_due = digest != self._catalog_told[0] or clock - self._catalog_told[1] > CATALOG_EVERY_S
@@ -191,6 +192,11 @@ def _urgent(report: MachineReport) -> object:
     workers = [(worker.id, worker.status, worker.is_settling, worker.is_stale) for worker in report.workers]
     failures = [*report.failures]
     return (report.boot, report.fence, report.done, report.catalog, report.is_leaving, workers, failures)
+
+
+def _without_progress(states: MachineModels) -> dict[str, ModelState]:
+    """Return the models' states without their progress, which changes all the time while one loads."""
+    return {name: structs.replace(state, progress=None) for name, state in states.models.items()}
 
 
 def _reasons(orders: MachineOrders) -> Collection[tuple[str, str]]:

@@ -2,10 +2,12 @@
 
 A C++ abort or the kernel's out-of-memory killer leaves a process no time to log. So the engine keeps the ids of its
 running requests in a mapped file, and whoever finds the process dead reads it: the supervisor at once, or the next
-worker that is given the same file. It holds ids and times, never text of a prompt.
+worker that is given the same file. It holds ids and times, never text of a prompt. While the worker loads its model,
+the file says how much is loaded, which the supervisor reads as the process runs.
 
 The file has two halves, and a first byte that says which half is valid. A half is written completely before the byte
-changes, so a death at any moment leaves a complete record. Standard library only, since the supervisor reads it too.
+changes, so a death at any moment leaves a complete record. One more byte is the progress of loading. Standard library
+only, since the supervisor reads it too.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ HALF = 1 << 17
 _OFFSETS = (16, 16 + HALF)
 _SIZE = 16 + 2 * HALF
 _MAGIC = b"pdkbox1"
+_LOADING = 1 + len(_MAGIC)
+"""Place of the byte that says how much of the model is loaded: 1 more than the percentage; 0: it does not load."""
 _LENGTH = struct.Struct("<I")
 _ROOM = HALF - _LENGTH.size
 
@@ -44,6 +48,16 @@ class BlackBox:
         self._map: mmap.mmap | None = None
         if path is not None:
             self._map = _mapped(path)
+
+    def loading(self, share: float) -> None:
+        """Record that the worker loads its model, and the share (0 to 1) that is done. Never blocks on the disk."""
+        if self._map is not None:
+            self._map[_LOADING] = 1 + int(100 * min(1.0, max(0.0, share)) + 1e-6)
+
+    def loaded(self) -> None:
+        """Record that the worker does not load any more."""
+        if self._map is not None:
+            self._map[_LOADING] = 0
 
     def began(self, key: int, label: str) -> None:
         """Record that the request `label` runs from now on. Never blocks on the disk: it only writes to memory."""
@@ -105,6 +119,19 @@ def find(path: Path) -> list[tuple[str, float]] | None:
         with contextlib.suppress(ValueError):  # the last line, if the record had no room for all of it
             found.append((label, float(began)))
     return found
+
+
+def progress_of(path: Path) -> float | None:
+    """Return the share of its model that the worker of this file has loaded; None: it does not load, or there is no
+    such file."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_LOADING + 1)
+    except OSError:
+        return None
+    if len(head) <= _LOADING or head[1:_LOADING] != _MAGIC or not 1 <= head[_LOADING] <= 101:
+        return None
+    return (head[_LOADING] - 1) / 100
 
 
 def take(path: Path) -> list[tuple[str, float]] | None:

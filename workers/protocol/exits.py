@@ -19,6 +19,7 @@ code  name         meaning                                                restar
 
 from __future__ import annotations
 
+import signal
 from enum import IntEnum
 
 
@@ -48,3 +49,32 @@ FINAL = frozenset(
         *(Exit.REFUSED, Exit.FORBIDDEN, Exit.PORT_TAKEN),
     }
 )
+
+MEANINGS = {
+    Exit.CRASHED: "an error that nobody expected",
+    Exit.USAGE: "a setting can't be used",
+    Exit.BAD_MODEL: "the model can't be used",
+    Exit.NO_REDIS: "Redis did not answer",
+    Exit.HUNG: "a step took too long",
+    Exit.NO_MEMORY: "not enough memory",
+    Exit.PORT_TAKEN: "the port is in use",
+}
+SIGNALS = {
+    signal.SIGKILL: "killed, as the system does where memory runs out",
+    signal.SIGABRT: "llama.cpp gave up",
+    signal.SIGSEGV: "it used memory that it does not have",
+    signal.SIGBUS: "a page of a file could not be read",
+    signal.SIGILL: "the processor lacks an instruction",
+}
+
+
+def in_words(code: int) -> str:
+    """Return what the end of a process with this exit code (negative: a signal) means."""
+    try:
+        if code < 0:
+            number = signal.Signals(-code)
+            return f"{number.name} ({SIGNALS[number]})" if number in SIGNALS else number.name
+        meaning = MEANINGS.get(Exit(code))
+    except ValueError:
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"exit code {code} ({meaning})" if meaning else f"exit code {code}"

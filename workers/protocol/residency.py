@@ -105,6 +105,12 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether waiting alone changes nothing: calls that wait for the model had better be refused."""
     retry_at: float = 0.0
     """When a model that failed is tried again; 0: it has not failed."""
+    num_failures: int = 0
+    """How often its workers failed to load, or died soon after, since one was stable."""
+    exit_code: int | None = None
+    """Exit code of the last of these (negative: a signal); None: none, or it hung and was killed."""
+    log: tuple[str, ...] = ()
+    """The last lines of its log, for admins."""
 
 
 class MachineModels(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

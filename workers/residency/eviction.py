@@ -227,7 +227,7 @@ def _stays_until(scene: Scene, worker: Worker, wish: Wish) -> float:
     """Return the moment from which a worker may leave for such a wish, as far as time alone decides; infinity: not by
     time alone."""
     if worker.status not in ("ready", "reserved") or worker.id in scene.released or keeps(scene, worker):
-        return float("inf")
+        return scene.now if _loads_for_nobody(scene, worker, wish) else float("inf")
     if worker.status == "reserved":
         return scene.now if wish.is_overdue or not worker.is_busy else float("inf")
     if not scene.is_idle(worker) and (not wish.is_overdue or wish.cause == "growth"):
@@ -241,6 +241,14 @@ def _stays_until(scene: Scene, worker: Worker, wish: Wish) -> float:
         # It was loaded for calls that it has not been given yet; were it to leave, models could load in turn for ever.
         resident_until = max(resident_until, worker.since + patience_s)
     return resident_until
+
+
+def _loads_for_nobody(scene: Scene, worker: Worker, wish: Wish) -> bool:
+    """Return whether a worker still loads though all its callers have left, and a call for another model waits."""
+    if worker.status != "loading" or wish.cause != "call" or worker.model in scene.demand or keeps(scene, worker):
+        return False
+    model = scene.models.get(worker.model)
+    return model is not None and not model.policy.preload
 
 
 def _takes_turns(scene: Scene, wish: Wish) -> bool:

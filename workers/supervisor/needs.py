@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
+import dataclasses
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from workers.protocol.residency import Detail, Why
 from workers.residency.picture import Need
 from workers.settings import SupervisorSettings
 from workers.supervisor.child import Backoff
+from workers.supervisor.loading.history import without_folders
 from workers.supervisor.plan import is_served_alike
 
 EXPECTED = 2
@@ -27,8 +28,6 @@ EXPECTED = 2
 `models_max` does not say one."""
 AGAIN_S, AGAIN_LATEST_S = 5.0, 300.0
 """Seconds after which a prediction that failed is made again, and the most of them; each further time twice as many."""
-FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s:'\"]+/)+")
-"""Pattern of a path's folders, but not of an address's."""
 ROOMY = 1 << 50
 """Bytes of an imagined GPU that any model fits: a prediction for it tells what the model takes undivided."""
 
@@ -42,6 +41,10 @@ class Prediction:
     spec: ModelSpec
     """The model's spec with as many KV cells as were counted, and its share of the cores."""
     need: Need
+    footprint: Footprint
+    """As predicted, without what was learned."""
+    key: str
+    """What is learned of such workers is kept by this key."""
     stamp: str = ""
     """The state of the model's files before they were read (`stamp_of`)."""
 
@@ -143,7 +146,7 @@ class Needs:
         return name in self._specs and time.monotonic() >= self._due_at[name]
 
     def _refuse(self, name: str, error: str) -> None:
-        why = without_folders(Why.of("its memory can't be predicted", Detail(f": {error}")))
+        why = Why.of("its memory can't be predicted", Detail(f": {without_folders(error)}"))
         pause_s = self._pauses.setdefault(name, Backoff(AGAIN_S, AGAIN_LATEST_S)).after(0.0)
         self.refused[name], self._due_at[name] = why, time.monotonic() + pause_s
         self.retry_at[name] = time.time() + pause_s
@@ -163,13 +166,15 @@ class Needs:
         footprint = predict(run, spec, bounds=self.bounds, gpus=[ROOMY] * spec.gpus if uses_gpu else ())
         if footprint.num_cells and not spec.kv_tokens and not uses_gpu:
             spec = replace(spec, kv_tokens=footprint.num_cells)
-        footprint = self.learned.corrected(key_of(spec, build_of()), footprint)
-        return Prediction(wanted, spec, need_of(footprint, spec), stamp)
+        key = key_of(spec, build_of())
+        need = need_of(self.learned.corrected(key, footprint), spec)
+        return Prediction(wanted, spec, need, footprint, key, stamp)
 
-
-def without_folders(why: Why) -> Why:
-    """Return a reason with files' names in place of their paths in its details: callers are told of it."""
-    return Why(tuple(Detail(FOLDERS.sub("", part.detail)) if isinstance(part, Detail) else part for part in why.parts))
+    def correct(self, name: str) -> None:
+        """Correct a model's prediction by what was learned since. Reads a small file."""
+        prediction = self.found[name]
+        footprint = self.learned.corrected(prediction.key, prediction.footprint)
+        self.found[name] = dataclasses.replace(prediction, need=need_of(footprint, prediction.spec))
 
 
 def bounds_of(settings: SupervisorSettings) -> Bounds:

@@ -16,11 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 from workers.footprint.devices import HOST, DeviceProvider, DeviceState, providers
 from workers.footprint.learned import FILE, Learned
 from workers.footprint.taken import taken_bytes
 from workers.models.catalog import Catalog
+from workers.models.files import parts
 from workers.models.spec import ModelSpec
 from workers.planner.coordinator import Coordinator
 from workers.planner.exchange import Look
@@ -44,15 +46,16 @@ from workers.residency.policy import Group
 from workers.residency.scene import gib
 from workers.settings import SupervisorSettings
 from workers.supervisor.fleet import Fleet
-from workers.supervisor.needs import Needs, bounds_of, without_folders
+from workers.supervisor.loading.history import STABLE_S, Death, History
+from workers.supervisor.loading.load_watch import LoadWatch, mapped_size
+from workers.supervisor.loading.readings import Readings
+from workers.supervisor.needs import Needs, bounds_of
 from workers.supervisor.output import Console
 from workers.supervisor.plan import PlannedWorker, Site, is_served_alike
 from workers.supervisor.supervisor import Supervisor
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
-"""Seconds after which a model that failed to load is tried again; each further time it is twice as long."""
-LOAD_TIMEOUT_S = 1800.0
-"""Seconds after which a worker that does not register counts as hung."""
+MOST_LOGS = 32
+"""Number of models, those that failed last, whose last lines of log are told."""
 SETTLE_S = 0.5
 """Seconds for which a reserved worker may still get a call whose slot was given to it before."""
 TOLD_AGAIN_S = 1.0
@@ -81,6 +84,8 @@ class _Resident:
     num_running: int = 0
     seen_bytes: int = 0
     """While it loads: what main memory has given it so far."""
+    is_stable: bool = False
+    watch: LoadWatch | None = None
     replaces: str = ""
     """Id of the worker with outdated settings whose place it takes."""
     is_told_reserved: bool = False
@@ -89,18 +94,6 @@ class _Resident:
     """When it was last told whether it is reserved."""
     settles_at: float = NEVER
     """Until when a call may be on its way to it: gateways hear late that it is reserved."""
-
-
-@dataclass(slots=True)
-class _Past:
-    """The history of a model, which outlives its workers."""
-
-    was_loaded: bool = False
-    left_at: float = NEVER
-    num_failures: int = 0
-    failure: Failure | None = None
-    refusal: Failure | None = None
-    """Why an order to load it was refused a moment ago: its memory was not free."""
 
 
 @dataclass(slots=True)
@@ -141,13 +134,17 @@ class Residents:
         needs: Needs,
         providers: Sequence[DeviceProvider],
         console: Console,
+        load_stall_s: float,
     ) -> None:
+        """`load_stall_s`: seconds after which a load that does nothing counts as hung; 0: never."""
         self._site = site
+        self._stall_s = load_stall_s
         self._needs = needs
         self._providers = providers
+        self._readings = Readings(needs, providers)
         self._console = console
         self._models: dict[str, ModelSpec] = {}
-        self._past: dict[str, _Past] = {}
+        self._past: dict[str, History] = {}
         self._residents: dict[str, _Resident] = {}
         self._boot = secrets.token_hex(8)
         self._fence, self._done = 0, 0
@@ -170,27 +167,41 @@ class Residents:
     def serve(self, models: Sequence[ModelSpec], rules: Rules) -> None:
         """Serve these models from now on. Workers of models that are gone drain; those of models that have changed are
         replaced."""
+        for model in models:
+            before = self._models.get(model.name)
+            if before is None or not is_served_alike(model, before):
+                self._past_of(model.name).forgive()
         self._models, self._rules = {model.name: model for model in models}, rules
         self._needs.models_max = rules.models_max
         self._needs.serve(models)
         self._changed.set()
 
-    def note_death(self, worker: PlannedWorker, why: Why) -> None:
-        """Note that a worker's process ended by itself. One that has served is started again by its supervisor."""
+    def note_death(self, worker: PlannedWorker, death: Death) -> None:
+        """Note that a worker's process ended by itself. Its supervisor starts it again, unless its model has failed."""
         resident = self._residents.get(worker.name)
         if resident is None or resident.status == "draining":
             return
-        now = time.time()
         model = worker.model.name
+        now, past = time.time(), self._past_of(model)
+        self._changed.set()
+        if resident.status == "reserved":  # it has no calls any more, and was to leave without them
+            resident.status = "draining"
+            return
         if resident.status == "ready" and model in self._needs.found and not self._needs.holds(model):
             self._dismiss(worker.name, Why.of("its file has changed"), now)
-        elif resident.status == "ready":
-            resident.status, resident.since = "loading", now
-        elif resident.status == "reserved":
-            resident.status = "draining"  # it has no calls any more, and was to leave without them
+            return
+        if resident.status == "ready":
+            pause_s = past.died_serving(death, now - resident.since, now)
         else:
-            self._fail(resident, why, now)
-        self._changed.set()
+            pause_s = past.died_loading(death, now)
+        if pause_s is not None:
+            self._give_up(resident, pause_s)
+        elif death.is_final:  # somebody has stopped it: whoever still wants the model gets a new one
+            self._dismiss(resident.worker.name, Why.of("its worker ended: ", *death.why.parts), now)
+        else:
+            resident.status, resident.since, resident.is_stable = "loading", now, False
+            if resident.watch is not None:
+                resident.watch = resident.watch.again(now)
 
     def wake(self) -> None:
         """Decide soon: a worker that was to leave is gone."""
@@ -202,6 +213,7 @@ class Residents:
         async with asyncio.TaskGroup() as tasks:
             beside = [
                 tasks.create_task(self._needs.run(self._changed)),
+                tasks.create_task(self._readings.run()),
                 tasks.create_task(coordinator.listen(self._changed.set)),
             ]
             try:
@@ -253,14 +265,17 @@ class Residents:
             one.since, one.last_used = one.since + by_s, one.last_used + by_s
             one.told_at, one.settles_at = one.told_at + by_s, one.settles_at + by_s
         for past in self._past.values():
-            past.left_at += by_s
+            past.left_at, past.failed_at = past.left_at + by_s, past.failed_at + by_s
             past.failure, past.refusal = _moved(past.failure, by_s), _moved(past.refusal, by_s)
 
     def _update(self, look: Look, demand: Mapping[str, ModelDemand], supervisor: Supervisor, now: float) -> None:
         """Take in what has become of the workers, and what calls wait for."""
+        for model in look.asked.keys() & self._models.keys():
+            self._past_of(model).note_asked(look.asked[model])
         self._needs.want([*demand, *look.asked])
         self._devices = tuple(map(self._device, self._devices_now()))
         pids = supervisor.pids
+        self._readings.keep(pids.values())
         for name, resident in list(self._residents.items()):
             if resident.status == "draining":
                 if name not in pids:
@@ -269,35 +284,48 @@ class Residents:
             beat = look.beats.get(resident.worker.worker_id)
             if beat is not None and resident.status == "loading":
                 resident.status, resident.since = "ready", now
-                self._note_loaded(resident.worker.model.name)
+                self._past_of(resident.worker.model.name).note_loaded()
+            elif resident.status == "ready" and not resident.is_stable and now - resident.since > STABLE_S:
+                resident.is_stable = True
+                self._past_of(resident.worker.model.name).note_stable()
             if beat is not None:
                 resident.num_running = beat.load.slots_busy + beat.load.waiting
                 if beat.reserved and not resident.is_told_reserved:
                     resident.settles_at = now + SETTLE_S
                 resident.is_told_reserved = beat.reserved
             resident.last_used = max(resident.last_used, now if resident.num_running else NEVER)
-            if resident.status == "loading" and (pid := pids.get(name)) is not None:
-                resident.seen_bytes = taken_bytes(pid) or 0
-            if resident.status == "loading" and now - resident.since > LOAD_TIMEOUT_S:
-                self._fail(resident, Why.of(f"it did not register within {LOAD_TIMEOUT_S:g} s"), now)
-            elif resident.status == "loading" and not pids.get(name) and now - resident.since > START_TIMEOUT_S:
-                self._fail(resident, Why.of("its process can't be started; the supervisor's log says why"), now)
+            self._measure(resident, pids.get(name), supervisor, now)
 
-    def _note_loaded(self, model: str) -> None:
-        past = self._past_of(model)
-        past.was_loaded, past.num_failures, past.failure, past.refusal = True, 0, None, None
+    def _measure(self, resident: _Resident, pid: int | None, supervisor: Supervisor, now: float) -> None:
+        """Look how far a worker is that loads, and end it if it hangs; have the memory of others read now and then."""
+        if resident.status != "loading":
+            if pid is not None:
+                has_served = resident.last_used > resident.since
+                self._readings.note(resident.worker, pid, now - resident.since, has_served=has_served)
+            return
+        resident.seen_bytes = (taken_bytes(pid) or 0) if pid is not None else 0
+        past = self._past_of(resident.worker.model.name)
+        if pid is None and now - resident.since > START_TIMEOUT_S:
+            death = Death(None, "its process can't be started; the supervisor's log says why")
+            self._give_up(resident, past.failed(death, now))
+            return
+        if resident.watch is None:
+            return
+        resident.watch.look(pid, now)
+        if why := resident.watch.hung(self._stall_s, now):
+            supervisor.give_up(resident.worker.name)
+            self._give_up(resident, past.failed(Death(None, why), now))
 
-    def _past_of(self, model: str) -> _Past:
-        return self._past.setdefault(model, _Past())
+    def _past_of(self, model: str) -> History:
+        return self._past.setdefault(model, History(model))
 
-    def _fail(self, resident: _Resident, why: Why, now: float) -> None:
+    def _give_up(self, resident: _Resident, pause_s: float) -> None:
+        """Have no worker in this place, as its model has failed."""
         model = resident.worker.model.name
-        past = self._past_of(model)
-        pause_s = min(FIRST_PAUSE_S * 2**past.num_failures, LONGEST_PAUSE_S)
-        past.failure = Failure(model, now + pause_s, without_folders(why))
-        past.num_failures += 1
         resident.status = "draining"
-        self._console.say(f"paddock: {model} did not load ({why.whole}); it is tried again in {pause_s:g} s")
+        failure = self._past_of(model).failure
+        why = failure.why.whole if failure is not None else ""
+        self._console.say(f"paddock: {model} did not load ({why}); it is tried again in {pause_s:.0f} s")
 
     def _follow(self, orders: MachineOrders | None, supervisor: Supervisor, now: float) -> None:
         """Carry out what is ordered, unless it is of a planner that another one has taken the place of, or was meant
@@ -349,7 +377,11 @@ class Residents:
             device=",".join(gpus) or None,
             neighbours=1,
         )
-        self._residents[worker.name] = _Resident(start.worker, worker, start.shares, now, replaces=start.replaces)
+        size = mapped_size(parts(Path(worker.model.path or ""))) if worker.model.llama.use_mmap else 0
+        watch = LoadWatch(supervisor.record_of(worker), size, now)
+        self._residents[worker.name] = _Resident(
+            start.worker, worker, start.shares, now, replaces=start.replaces, watch=watch
+        )
         self._console.say(f"paddock: {start.model} is loaded: {start.why.whole}")
 
     def _hindrance(self, start: StartOrder) -> str:
@@ -395,7 +427,7 @@ class Residents:
 
     def _report(self, now: float, *, is_leaving: bool) -> MachineReport:
         """Return what the planner is told of this machine."""
-        failures = {model: failure for model, past in self._past.items() if (failure := _pending(past, now))}
+        failures = {model: failure for model, past in self._past.items() if (failure := past.blocked(now))}
         return MachineReport(
             at=now,
             boot=self._boot,
@@ -472,34 +504,38 @@ class Residents:
         return tuple(replace(share, seen_bytes=seen) if share.device == CPU else share for share in resident.shares)
 
     def _states(self, now: float) -> dict[str, ModelState]:
-        statuses: dict[str, set[Status]] = {}
-        for resident in self._residents.values():
-            statuses.setdefault(resident.worker.model.name, set()).add(resident.status)
         _, read_at, waits = self._waits
         if time.monotonic() - read_at > residency.LIFE_S:
             waits = {}
-        found: dict[str, ModelState] = {}
-        for model in self._models:
-            past = self._past.get(model)
-            failure = past.failure if past is not None and past.failure and past.failure.not_before > now else None
-            status: ModelStatus = "unloaded"
-            if statuses.get(model, set()) & {"ready", "reserved"}:
-                status = "loaded"
-            elif "loading" in statuses.get(model, ()):
-                status = "loading"
-            elif failure is not None or model in self._needs.refused:
-                status = "failed"
-            wait = waits.get(model)
-            refused = self._needs.refused.get(model)
-            why = refused or (failure.why if failure is not None else Why())
-            hopeless = refused is not None or (wait is not None and wait.reason in HOPELESS)
-            found[model] = ModelState(
-                status=status,
-                why=why or (wait.why if wait is not None else Why()),
-                is_hopeless=hopeless and status not in ("loaded", "loading"),
-                retry_at=failure.not_before if failure is not None else self._needs.retry_at.get(model, 0.0),
-            )
-        return found
+        logs = sorted((past for past in self._past.values() if past.last), key=lambda past: -past.failed_at)
+        told = {past.model for past in logs[:MOST_LOGS]}
+        return {model: self._state(model, waits.get(model), now, with_log=model in told) for model in self._models}
+
+    def _state(self, model: str, wait: ToldWait | None, now: float, *, with_log: bool) -> ModelState:
+        residents = [each for each in self._residents.values() if each.worker.model.name == model]
+        past, refused = self._past_of(model), self._needs.refused.get(model)
+        failure, last = past.pending(now), past.last
+        status: ModelStatus = "unloaded"
+        if any(each.status in ("ready", "reserved") for each in residents):
+            status = "loaded"
+        elif any(each.status == "loading" for each in residents):
+            status = "loading"
+        elif failure is not None or refused:
+            status = "failed"
+        before = last.why if last is not None and status != "loaded" else None
+        whys = (refused, None if failure is None else failure.why, None if wait is None else wait.why, before)
+        shares = [each.watch.progress for each in residents if each.status == "loading" and each.watch is not None]
+        is_hopeless = bool(refused) or (wait is not None and wait.reason in HOPELESS)
+        return ModelState(
+            status=status,
+            progress=max((share for share in shares if share is not None), default=None),
+            why=next((why for why in whys if why), Why()),
+            is_hopeless=is_hopeless and status not in ("loaded", "loading"),
+            retry_at=failure.not_before if failure is not None else self._needs.retry_at.get(model, 0.0),
+            num_failures=past.num_failures,
+            exit_code=last.code if last is not None else None,
+            log=last.lines if last is not None and with_log else (),
+        )
 
 
 def _others(device: DeviceState) -> int:
@@ -509,12 +545,6 @@ def _others(device: DeviceState) -> int:
 
 def _moved(failure: Failure | None, by_s: float) -> Failure | None:
     return None if failure is None else replace(failure, not_before=failure.not_before + by_s)
-
-
-def _pending(past: _Past, now: float) -> Failure | None:
-    """Return why a model is not to be loaded now; None: it may be."""
-    found = [each for each in (past.failure, past.refusal) if each is not None and each.not_before > now]
-    return max(found, key=lambda each: each.not_before, default=None)
 
 
 def residents_of(
@@ -527,4 +557,4 @@ def residents_of(
     sources = providers()
     states = [state for provider in sources for state in provider.devices()]
     needs = Needs(Learned(settings.state_dir / FILE), bounds_of(settings), states, site.cores)
-    return Residents(models, Rules.of(found), site, needs, sources, console)
+    return Residents(models, Rules.of(found), site, needs, sources, console, settings.load_stall_s)

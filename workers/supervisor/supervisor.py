@@ -17,11 +17,11 @@ from workers.forkserver.client import CAN_FORK, ForkServer
 from workers.process import black_box
 from workers.protocol import keys
 from workers.protocol.exits import FINAL, Exit
-from workers.protocol.residency import Detail, Why
 from workers.settings import EveryWorkerSettings, ModelSettings, PaddockSettings, SupervisorSettings, WorkerSettings
 from workers.supervisor import state_folder
 from workers.supervisor.child import Child, WorkerSlot
 from workers.supervisor.fleet import Fleet
+from workers.supervisor.loading.history import Death
 from workers.supervisor.output import Console, Output
 from workers.supervisor.plan import PlannedWorker, environment_of
 from workers.supervisor.processes import Recipe, describe, started
@@ -63,8 +63,8 @@ class _Post:
 class Chooser(Protocol):
     """Decides which workers are wanted, while they run."""
 
-    def note_death(self, worker: PlannedWorker, why: Why) -> None:
-        """Note that a worker's process has ended by itself. `why`: for people."""
+    def note_death(self, worker: PlannedWorker, death: Death) -> None:
+        """Note that a worker's process has ended by itself."""
         ...
 
     def wake(self) -> None:
@@ -170,6 +170,15 @@ class Supervisor:
     def hurry(self) -> None:
         for post in self._posts.values():
             post.slot.hurry()
+
+    def give_up(self, name: str) -> None:
+        """Have a worker that hangs killed at once when it is not wanted any more."""
+        if name in self._posts:
+            self._posts[name].slot.hurry()
+
+    def record_of(self, worker: PlannedWorker) -> Path:
+        """Return the file in which a worker tells what it does (`workers.process.black_box`)."""
+        return black_box_of(worker, self._settings)
 
     def _running(self) -> list[asyncio.Task[Any]]:
         """Return what is to be waited for until all has ended."""
@@ -298,14 +307,16 @@ class Supervisor:
             await asyncio.sleep(keys.SUPERVISED_INTERVAL_S)
 
     async def _bury(self, worker: PlannedWorker, code: int, is_final: bool) -> None:
+        progress = black_box.progress_of(black_box_of(worker, self._settings))
         running = self._black_boxes[worker.name].take()
         if running is not None:
-            told = black_box.describe(running)
-            self._outputs[worker.name].note(f"paddock: {worker.name} died ({describe(code)}) while running {told}")
+            told = f"running {black_box.describe(running)}" if progress is None else f"loading ({progress:.0%} done)"
+            self._outputs[worker.name].note(f"paddock: {worker.name} died ({describe(code)}) while {told}")
         await self._fleet.forget(worker.model.name, worker.worker_id)
         complaint = self._outputs[worker.name].complaint()
         if self._chooser is not None:
-            self._chooser.note_death(worker, Why.of(describe(code), Detail(f": {complaint}")))
+            lines = self._outputs[worker.name].recent()
+            self._chooser.note_death(worker, Death.told(code, complaint, lines, is_final=is_final))
         if is_final:
             self._on_final(code, f"{worker.name} can't serve {worker.model.name} ({describe(code)}): {complaint}")
 

@@ -151,13 +151,18 @@ class Models:
 
 def status_object(state: ModelState, told_of: Container[str] | None) -> dict[str, Any]:
     """Return a model's state as llama-server's `status`, with why it is not loaded as `reason`. A model that can't be
-    loaded is `unloaded` with `failed` there, so here, too. `told_of`: models that the caller may be told of."""
-    has_failed = state.status == "failed"
+    loaded, or was not when it was last tried, is `unloaded` with `failed` there, so here, too. `told_of`: models that
+    the caller may be told of; None: all."""
+    has_failed = state.status == "failed" or (state.status == "unloaded" and state.num_failures > 0)
     document: dict[str, Any] = {"value": "unloaded" if has_failed else state.status}
     if state.status == "loading" and state.progress is not None:
         document["progress"] = {"stages": [STAGE], "current": STAGE, "value": round(state.progress, 3)}
     if has_failed:
         document["failed"] = True
+    if has_failed and state.exit_code is not None:
+        document["exit_code"] = state.exit_code
+    if state.num_failures:
+        document["failures"] = state.num_failures
     if state.why and state.status != "loaded":
         document["reason"] = state.why.shown(told_of)
     if state.retry_at and has_failed:

@@ -27,6 +27,7 @@ from gateway.routing.explain import Explanation, RankedWorker
 from gateway.routing.placement import ANYWHERE, MOST_URGENT, PlacementRequest, placement_request_of
 from gateway.routing.retries import Circuits, CircuitStatus
 from gateway.store.queue_inspector import QueuedBid, QueuedTicket, QueueView
+from workers.protocol.exits import in_words
 from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.residency import ModelState
 
@@ -125,7 +126,9 @@ def residency_object(machines: Mapping[str, ModelState], now: float) -> Json | N
     if not machines:
         return None
     told = _state(merged([*machines.values()]), now)
-    return told | {"machines": {machine: _state(state, now) for machine, state in machines.items()}}
+    return told | {
+        "machines": {machine: _state(state, now) | {"log": list(state.log)} for machine, state in machines.items()}
+    }
 
 
 def _state(state: ModelState, now: float) -> Json:
@@ -135,6 +138,8 @@ def _state(state: ModelState, now: float) -> Json:
         "why": state.why.whole,
         "is_hopeless": state.is_hopeless,
         "retry_in_s": _seconds(max(0.0, state.retry_at - now)) if state.retry_at else None,
+        "failures": state.num_failures,
+        "exit": None if state.exit_code is None else in_words(state.exit_code),
     }
 
 

@@ -19,7 +19,7 @@ from gateway.api.http.diagnostics import request_log_of
 from gateway.api.intake.disconnect import until_disconnect
 from gateway.api.intake.intake import Body
 from gateway.api.media.loader import MediaLoader
-from gateway.api.request_headers import conversation_key, read_resume_options, read_ttft_deadline
+from gateway.api.request_headers import conversation_key, read_autoload, read_resume_options, read_ttft_deadline
 from gateway.api.responder import Responder
 from gateway.api.responses.background import Background
 from gateway.api.responses.request import Draft, ResponseRequest, read_draft
@@ -127,6 +127,7 @@ class Preparation:
             conversation,
             adapters=asked.requests[0].adapters,
             held_bytes=body.num_bytes,
+            autoload=read_autoload(scope),
         )
         asked, call = await self._media.prepare(asked, call, body.hold, None)
         if asked.fit:

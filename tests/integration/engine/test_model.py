@@ -25,6 +25,16 @@ def test_facts(stories: Model) -> None:
     assert [token for token in range(532) if stories.is_eog(token)] == [2]
 
 
+@pytest.mark.parametrize("use_mmap", [True, False])
+def test_loading_tells_how_far_it_is(demo: Model, use_mmap: bool) -> None:
+    told: list[float] = []
+    settings = LlamaSettings(n_threads=1, use_mmap=use_mmap)
+    Model.load(demo.path, settings, on_progress=told.append).close()
+    assert (told[0], told[-1]) == (0.0, 1.0)
+    assert told == sorted(told)
+    assert len(told) > 10
+
+
 def test_the_demo_model_brings_its_template(demo: Model) -> None:
     assert demo.chat_template
     assert demo.facts.n_ctx_train >= 512

@@ -196,6 +196,57 @@ async def test_a_model_is_loaded_while_a_fallback_serves_in_its_place(stack: Sta
     process.kill()
 
 
+async def test_a_call_may_want_no_load(stack: Stack, supervisor: FakeSupervisor) -> None:
+    async with asking(stack, "small") as caller:
+        supervisor.tell(small=UNLOADED)
+        await status_of(caller, value="unloaded")
+        url = f"{caller.url}/v1/chat/completions"
+        for word in ("false", "0"):
+            began = time.monotonic()
+            async with caller.session.post(f"{url}?autoload={word}", json=caller.body()) as response:
+                assert response.status == 503
+                error = (await response.json())["error"]
+            assert time.monotonic() - began < 1.0
+            assert error["code"] == "model_not_loaded"
+            assert "autoload=false" in error["message"]
+        async with caller.session.post(f"{caller.url}/v1/embeddings?autoload=false", json=caller.body()) as response:
+            assert response.status in (400, 503)
+        await asyncio.sleep(1.0)
+        assert not supervisor.num_waiting("small"), "nobody wants it loaded"
+        async with caller.session.post(f"{url}?autoload=perhaps", json=caller.body()) as response:
+            assert response.status == 400
+        # One that loads for others is waited for.
+        supervisor.tell(small=loading(0.1))
+        await status_of(caller, value="loading")
+
+        async def post() -> int:
+            async with caller.session.post(f"{url}?autoload=false", json=caller.body(max_tokens=1)) as response:
+                return response.status
+
+        held = asyncio.create_task(post())
+        await until(lambda: supervisor.num_waiting("small") == 1, 2.0, "it waits")
+        # Until that is given up.
+        supervisor.tell(small=UNLOADED)
+        assert await asyncio.wait_for(held, 3) == 503
+
+
+async def test_an_admin_s_call_loads_what_calls_don_t(stack: Stack, supervisor: FakeSupervisor) -> None:
+    async with asking(stack, "large") as caller:
+        supervisor.tell(large=ModelState(status="unloaded"))
+        await status_of(caller, value="unloaded")
+        url = f"{caller.url}/v1/chat/completions"
+
+        async def post(word: str) -> int:
+            async with caller.session.post(f"{url}?autoload={word}", json=caller.body(max_tokens=1)) as response:
+                return response.status
+
+        held = asyncio.create_task(post("true"))
+        await until(lambda: supervisor.is_asked_for("large"), 2.0, "it is asked for")
+        process = stack.fake_worker("large", *QUICK, worker_id="large-w")
+        assert await asyncio.wait_for(held, 10) == 200
+        process.kill()
+
+
 async def test_admins_load_and_unload(stack: Stack, supervisor: FakeSupervisor) -> None:
     async with asking(stack, "fast") as caller:
         supervisor.tell(fast=loading(0.5))

@@ -34,7 +34,7 @@ from workers.planner.messages import (
     encode,
 )
 from workers.protocol import keys, residency
-from workers.protocol.residency import LIFE_S, ModelDemand, ModelState
+from workers.protocol.residency import LIFE_S, ModelDemand, ModelState, Why
 from workers.residency.picture import CPU, Share
 from workers.supervisor.plan import host_id
 
@@ -306,7 +306,11 @@ def test_a_machine_checks_orders_itself(fleet: Fleet) -> None:
 
     def order(number: int, size: int, *, fence: int = 7, model: str = "a", boot: str = boot) -> None:
         start = StartOrder(
-            number=number, worker=f"{host}/{fence}.{number}", model=model, shares=(Share(CPU, size),), why="of a test"
+            number=number,
+            worker=f"{host}/{fence}.{number}",
+            model=model,
+            shares=(Share(CPU, size),),
+            why=Why.of("of a test"),
         )
         orders = MachineOrders(at=time.time(), fence=fence, planner="test", boot=boot, starts=(start,))
         fleet.client.hset(keys.ORDERS, host, encode(orders))

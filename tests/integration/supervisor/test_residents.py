@@ -193,19 +193,6 @@ def test_a_worker_serves_on_where_its_new_settings_can_not_be_loaded(
     wait_until(lambda: states(client)["a"].status == "loaded" and not states(client)["a"].why, station.text)
 
 
-def test_a_worker_that_is_killed_while_it_loads_is_a_failure_with_a_reason(
-    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
-) -> None:
-    station, crowd = start(programs, server, catalog), Crowd(client)
-    wait_until(lambda: len(states(client)) == 3, station.text)
-    crowd.wait_for("a")
-    kill_worker(station, crowd)
-    crowd.tell()
-    wait_until(lambda: states(client)["a"].status == "failed", lambda: str(states(client)))
-    assert "SIGKILL" in states(client)["a"].why.whole
-    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
-
-
 @pytest.mark.long
 def test_a_worker_whose_process_can_not_be_started_is_a_failure(
     programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis

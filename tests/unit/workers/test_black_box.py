@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.full_disk import full_disk
-from workers.process.black_box import HALF, MAX_LABEL, BlackBox, BoxReader, describe, find, take
+from workers.process.black_box import HALF, MAX_LABEL, BlackBox, BoxReader, describe, find, progress_of, take
 from workers.settings import WorkerSettings
 from workers.worker import kept_box
 
@@ -189,3 +189,19 @@ def test_a_worker_serves_without_a_box_where_the_disk_takes_none(
     assert box.text().startswith("request one")
     assert not path.exists()
     assert "no record is kept of what runs when this process dies" in caplog.text
+
+
+def test_it_tells_how_much_is_loaded(path: Path) -> None:
+    assert progress_of(path) is None
+    with BlackBox(path) as box:
+        assert progress_of(path) is None
+        for share, told in ((0.0, 0.0), (0.426, 0.42), (1.0, 1.0), (1.5, 1.0), (-1.0, 0.0)):
+            box.loading(share)
+            assert progress_of(path) == told
+        box.began(1, "a")
+        assert labels(path) == ["a"], "the record of requests is as it was"
+        box.loaded()
+        assert progress_of(path) is None
+    BlackBox(None).loading(0.5)
+    path.write_bytes(bytes(100))
+    assert progress_of(path) is None

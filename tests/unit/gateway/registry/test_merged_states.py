@@ -98,6 +98,9 @@ def test_admins_are_told_of_each_machine() -> None:
         "why": "",
         "is_hopeless": False,
         "retry_in_s": None,
+        "failures": 0,
+        "exit": None,
+        "log": [],
     }
 
 
@@ -108,3 +111,43 @@ def test_a_reason_names_only_models_that_may_be_told_of() -> None:
     assert why.shown({"a"}) == "memory for a is being freed by 3 other models"
     assert why.shown(()) == "memory for another model is being freed by 3 other models"
     assert msgspec.json.decode(encode(why), type=Why) == why
+
+
+CRASHED = ModelState(
+    status="failed",
+    why=Why.of("SIGSEGV: x"),
+    retry_at=1000.0,
+    num_failures=3,
+    exit_code=-11,
+    log=("/srv/a: one", "two"),
+)
+
+
+def test_logs_are_for_admins_alone() -> None:
+    told = residency_object({"host1": CRASHED, "host2": UNLOADED}, 990.0)
+    assert told is not None
+    assert (told["failures"], told["exit"]) == (3, "SIGSEGV (it used memory that it does not have)")
+    assert "log" not in told
+    assert [told["machines"][name]["log"] for name in ("host1", "host2")] == [["/srv/a: one", "two"], []]
+    shown = status_object(merged([CRASHED, UNLOADED]), None)
+    assert shown == {
+        "value": "unloaded",
+        "failed": True,
+        "exit_code": -11,
+        "failures": 3,
+        "reason": "SIGSEGV: x",
+        "retry_at": 1000,
+    }
+
+
+def test_a_model_that_failed_is_shown_as_failed_until_it_loads() -> None:
+    """Though its pause is over, and the next call loads it again."""
+    waiting = ModelState(status="unloaded", num_failures=1, exit_code=71, why=Why.of("exit code 71"))
+    assert status_object(waiting, None) == {
+        "value": "unloaded",
+        "failed": True,
+        "exit_code": 71,
+        "failures": 1,
+        "reason": "exit code 71",
+    }
+    assert "failed" not in status_object(ModelState(status="loading", num_failures=1, progress=0.5), None)

@@ -32,6 +32,15 @@ int nvmlDeviceGetMemoryInfo(void *device, memory *out) {
 int nvmlDeviceGetUUID(void *device, char *out, unsigned size) {
     snprintf(out, size, "GPU-%%ld", (long)device); return 0;
 }
+typedef struct { unsigned pid; unsigned long long used; unsigned instance, part; } process;
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, process *out) {
+    if ((long)device == 2) { *count = 0; return 0; }
+    if (*count < 3) { *count = 3; return 7; }
+    *count = 3;
+    for (unsigned n = 0; n < 3; n++) { out[n].pid = 10 + n; out[n].used = (unsigned long long)(n + 1) << 30; }
+    if ((long)device == 3) out[0].used = ~0ull;
+    return 0;
+}
 int nvmlDeviceGetName(void *device, char *out, unsigned size) { snprintf(out, size, "H200"); return 0; }
 """
 
@@ -40,6 +49,11 @@ import json
 from dataclasses import asdict
 from workers.footprint.devices import providers
 print(json.dumps([asdict(state) for one in providers() for state in one.devices()]))
+"""
+ASK_TAKEN = """
+import json
+from workers.footprint.devices import providers
+print(json.dumps([providers()[0].taken(pids) for pids in ([10, 12], [11], [99])]))
 """
 
 
@@ -79,3 +93,18 @@ def test_nvidias_driver_is_asked(tmp_path: Path, start: int, found: list[str]) -
     if start == 0:
         assert [state["free"] for state in states[:2]] == [1 << 30, 3 << 30]
         assert (states[0]["total"], states[0]["kind"], states[0]["name"]) == (100 << 30, "gpu", "H200")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_what_processes_take_of_nvidias_gpus(tmp_path: Path) -> None:
+    """The second GPU has no processes; the third does not tell what process 10 takes."""
+    pytest.importorskip("pynvml")
+    (source := tmp_path / "driver.c").write_text(DRIVER % {"start": 0})
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
+    variables = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    told = subprocess.run([sys.executable, "-c", ASK_TAKEN], env=variables, cwd=ROOT, capture_output=True, check=True)
+    assert json.loads(told.stdout) == [{"GPU-1": 4 * GIB}, {"GPU-1": 2 * GIB, "GPU-3": 2 * GIB}, {}]
+
+
+def test_main_memory_is_not_told_by_process() -> None:
+    assert HostMemory().taken([os.getpid()]) == {}

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from workers.footprint.footprint import Footprint, Share
-from workers.footprint.learned import FILE, MOST_BYTES, MOST_KEPT, Learned, key_of
+from workers.footprint.learned import FILE, MOST_BYTES, MOST_KEPT, Learned, believed, key_of
 from workers.models.spec import ModelSpec
 
 TOLD = Footprint(host=Share(weights=600, other=400), gpus=(Share(weights=900, other=100),))
@@ -107,3 +107,23 @@ def test_a_key_is_of_files_settings_and_build(tmp_path: Path) -> None:
     assert known != key_of(plain, "build")
     with pytest.raises(FileNotFoundError):
         key_of(ModelSpec(name="m", path=str(tmp_path / "none.gguf")), "build")
+
+
+@pytest.mark.parametrize(
+    ("taken", "swapped", "has_served", "learned_of"),
+    [
+        (1200, 0, False, 1200),
+        (900, 0, False, None),  # it has not touched all
+        (900, 0, True, 900),
+        (1400, 0, True, 1000),  # what it cached was predicted by itself
+        (1600, 0, True, 1100),
+        (1200, 100, True, None),  # pages of its files have left, too
+        (1200, 60, True, 1000),
+        (6100, 0, False, None),
+    ],
+)
+def test_only_what_can_be_believed_is_learned(
+    taken: int, swapped: int, has_served: bool, learned_of: int | None
+) -> None:
+    predicted = Footprint(host=Share(weights=600, other=400), growth=500)
+    assert believed(taken, swapped, predicted, has_served=has_served) == learned_of

@@ -39,7 +39,19 @@ TABLE: dict[str, tuple[Picture, list[str]]] = {
         ["start b m/gpu0", "start a m/gpu0", "wait c busy"],
     ),
     "a loading one counts whole": (
+        picture([A, B], [worker("a1", 20, status="loading", age_s=1)], [waits("a"), waits("b")]),
+        ["wait b busy"],
+    ),
+    "one that loads for nobody any more leaves": (
         picture([A, B], [worker("a1", 20, status="loading", age_s=1)], [waits("b")]),
+        ["stop a1 for b", "wait b freeing"],
+    ),
+    "one that loads for nobody stays where nobody wants its place": (
+        picture([A, B], [worker("a1", 10, status="loading", age_s=1)], [waits("b")]),
+        ["start b m/gpu0"],
+    ),
+    "one that is preloaded is not given up": (
+        picture([model("a", preload=True), B], [worker("a1", 20, status="loading", age_s=1)], [waits("b")]),
         ["wait b busy"],
     ),
     "the one of the higher priority loads first": (

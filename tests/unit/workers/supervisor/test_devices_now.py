@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,9 @@ class Readings:
     def devices(self) -> tuple[DeviceState, ...]:
         return self.states
 
+    def taken(self, pids: Collection[int]) -> Mapping[str, int]:
+        return {}
+
 
 def devices_of(residents: Residents) -> dict[str, Device]:
     return {device.id: device for device in map(residents._device, residents._devices_now())}
@@ -34,7 +38,7 @@ def devices_of(residents: Residents) -> dict[str, Device]:
 
 def residents_of(readings: Readings, folder: Path) -> Residents:
     needs = Needs(Learned(folder / "learned.json"), Bounds(), AT_START, cores=1)
-    return Residents((), Rules(), Site(1, (), "host"), needs, [readings], Console("info", print))
+    return Residents((), Rules(), Site(1, (), "host"), needs, [readings], Console("info", print), 120.0)
 
 
 def test_memory_that_a_dead_supervisors_workers_still_held_is_not_others_for_ever(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from workers.footprint.devices import HOST, DeviceState
 from workers.footprint.learned import Learned
 from workers.footprint.predict import Bounds
 from workers.models.spec import LlamaSettings, ModelSpec
-from workers.protocol.residency import Detail, Why
 from workers.supervisor import needs as predictions
-from workers.supervisor.needs import Needs, without_folders
+from workers.supervisor.loading.history import without_folders
+from workers.supervisor.needs import Needs
 
 HOST_MEMORY = DeviceState(HOST, "cpu", 8 << 30, 8 << 30)
 
@@ -70,7 +70,7 @@ async def test_what_could_not_be_predicted_is_predicted_again_while_it_is_wanted
     ],
 )
 def test_callers_are_told_names_and_no_folders(why: str, told: str) -> None:
-    assert without_folders(Why.of(Detail(why))).whole == told
+    assert without_folders(why) == told
 
 
 async def test_a_file_that_was_replaced_is_predicted_anew_before_it_is_loaded(tmp_path: Path) -> None:
