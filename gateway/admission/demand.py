@@ -20,7 +20,7 @@ from gateway.errors import StoreUnavailable
 from gateway.store.outage import NO_ANSWER, Outage, checked, raise_if_cancelled
 from workers.process.ticks import wait_tick
 from workers.protocol import keys
-from workers.protocol.residency import LIFE_S, MAX_MODELS, TOLD_EVERY_S, GatewayDemand, ModelDemand, encode
+from workers.protocol.residency import LIFE_S, MAX_MODELS, MAX_TEAMS, TOLD_EVERY_S, GatewayDemand, ModelDemand, encode
 from workers.redis.link import short_commands_of
 
 USED_S = 60.0
@@ -113,7 +113,7 @@ class DemandReport:
     def models(self) -> dict[str, ModelDemand]:
         """Return the demand for each model with calls, or that was used within USED_S; most wanted first."""
         now, clock = time.monotonic(), time.time()
-        unqueued, oldest = self.unqueued(), self._queue.oldest_waits()
+        unqueued, oldest, teams = self.unqueued(), self._queue.oldest_waits(), self._queue.teams(MAX_TEAMS)
         found: dict[str, ModelDemand] = {}
         self._elsewhere = {model: calls for model, calls in self._elsewhere.items() if now - calls.last <= ELSEWHERE_S}
         for model in self._queue.used_since(now - USED_S) | unqueued.keys() | self._elsewhere.keys():
@@ -130,6 +130,7 @@ class DemandReport:
                 num_running=self._queue.num_in_flight(model),
                 num_elsewhere=0 if elsewhere is None else elsewhere.number,
                 used_at=clock - (now - used_at) if used_at is not None else 0.0,
+                teams=tuple(teams.get(model, ())),
             )
         return dict(sorted(found.items(), key=lambda item: -item[1].num_waiting))
 

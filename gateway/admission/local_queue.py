@@ -273,6 +273,15 @@ class LocalQueue:
             found.setdefault(waiter.model, waiter.since)
         return found
 
+    def teams(self, most: int) -> dict[str, list[str]]:
+        """Return model -> the teams whose calls wait for it, the first that came first, at most so many of each."""
+        found: dict[str, dict[str, None]] = {}
+        for waiter in self.waiters.values():  # in the order in which they came
+            teams = found.setdefault(waiter.model, {})
+            if len(teams) < most:
+                teams[waiter.order.team] = None
+        return {model: list(teams) for model, teams in found.items()}
+
     def num_in_flight(self, model: str) -> int:
         return self._num_in_flight[model]
 

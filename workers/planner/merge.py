@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from workers.planner.messages import MachineCatalog, MachineReport, ToldModel, ToldWorker
-from workers.protocol.residency import ModelDemand
+from workers.protocol.residency import MAX_TEAMS, ModelDemand
 from workers.residency.picture import NEVER, Demand, Failure, Machine, Model, Need, Picture, Worker
 from workers.residency.policy import Group, Residency
 
+NOBODY: Mapping[str, float] = MappingProxyType({})
 AHEAD_S = 60.0
 """Seconds by which what a gateway tells may lie ahead of this machine's clock."""
 
@@ -95,14 +97,15 @@ def merge(
     asked: Mapping[str, float],
     unloaded: frozenset[str],
     now: float,
+    served: Mapping[str, float] = NOBODY,
 ) -> Picture:
     """Return the picture that is decided from. `demand`: of all gateways together; `asked`: model -> when an admin
-    asked for it."""
+    asked for it; `served`: team -> when a model was last loaded for it."""
     return Picture(
         machines=tuple(_machine(name, view) for name, view in machines.items()),
         models=tuple(_models(machines, described)),
         workers=tuple(_workers(machines, described, demand, now)),
-        demand=tuple(each for each in _demands(demand, asked) if each.model in described.models),
+        demand=tuple(each for each in _demands(demand, asked, served) if each.model in described.models),
         failures=tuple(_failures(machines, described, now)),
         unloaded=unloaded & described.models.keys(),
         groups=described.groups,
@@ -170,7 +173,9 @@ def _failures(machines: Mapping[str, MachineView], described: Described, now: fl
                 yield Failure(model, not_before, failure.why, name)
 
 
-def _demands(demand: Mapping[str, ModelDemand], asked: Mapping[str, float]) -> Iterable[Demand]:
+def _demands(
+    demand: Mapping[str, ModelDemand], asked: Mapping[str, float], served: Mapping[str, float]
+) -> Iterable[Demand]:
     for model in sorted({*demand, *asked}):
         told, asked_at = demand.get(model, ModelDemand()), asked.get(model)
         since = min((at for at in (told.oldest_at, asked_at) if at), default=None)
@@ -182,6 +187,8 @@ def _demands(demand: Mapping[str, ModelDemand], asked: Mapping[str, float]) -> I
                 told.predicted_wait_s,
                 is_asked_by_admin=asked_at is not None,
                 num_elsewhere=told.num_elsewhere,
+                teams=told.teams,
+                served_at=min((served.get(team, NEVER) for team in told.teams), default=NEVER),
             )
 
 
@@ -205,6 +212,7 @@ def _moved(demand: ModelDemand, lag_s: float) -> ModelDemand:
         num_running=demand.num_running,
         num_elsewhere=demand.num_elsewhere,
         used_at=demand.used_at + lag_s if demand.used_at else 0.0,
+        teams=demand.teams,
     )
 
 
@@ -217,4 +225,5 @@ def _sum(one: ModelDemand, other: ModelDemand) -> ModelDemand:
         num_running=one.num_running + other.num_running,
         num_elsewhere=one.num_elsewhere + other.num_elsewhere,
         used_at=max(one.used_at, other.used_at),
+        teams=tuple(dict.fromkeys((*one.teams, *other.teams)))[:MAX_TEAMS],
     )

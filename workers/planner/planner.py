@@ -21,6 +21,8 @@ from workers.residency.decide import decide
 from workers.residency.picture import Picture, Worker
 from workers.residency.plan import Plan, Start, Wait
 
+MAX_SERVED = 4096
+"""Maximum number of teams whose last turn is remembered."""
 ASKED_LIFE_S = 600.0
 """Seconds for which an admin's wish to load a model is remembered."""
 
@@ -53,6 +55,8 @@ class Planner:
     _workers: dict[str, tuple[float, float, tuple[Worker, ...]]] = field(default_factory=dict)
     """Machine -> when its last report was read, what its times are corrected by, its workers."""
     _orders: dict[str, Orders] = field(default_factory=dict)
+    _served: dict[str, float] = field(default_factory=dict)
+    """Team -> when a model was last loaded for it; those that were served last are at the end."""
     _number: int = 0
     _waits_until: float = 0.0
     """Monotonic time until which others may not have told all yet."""
@@ -117,11 +121,22 @@ class Planner:
             return None
         views = self._views(self._own, clock)
         described = self.describe()
-        picture = merge(views, described, demand, self.asked, self.unloaded, now)
+        picture = merge(views, described, demand, self.asked, self.unloaded, now, self._served)
         plan = decide(picture, now)
+        self._note_served(plan, demand, now)
         self._order(plan, picture, now)
         waits = {wait.model: ToldWait(reason=wait.reason, why=wait.why) for wait in plan.waits()}
         return Decision(picture, plan, {name: self._message(name, view, waits, now) for name, view in views.items()})
+
+    def _note_served(self, plan: Plan, demand: Mapping[str, ModelDemand], now: float) -> None:
+        """Note for which teams models are loaded."""
+        for start in plan.starts():
+            told = demand.get(start.model)
+            for team in told.teams if told is not None else ():
+                self._served.pop(team, None)
+                self._served[team] = now
+        while len(self._served) > MAX_SERVED:
+            del self._served[next(iter(self._served))]
 
     def _views(self, own: MachineReport, clock: float) -> dict[str, MachineView]:
         """Return the machines that are there, by name."""

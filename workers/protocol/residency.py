@@ -20,6 +20,8 @@ TOLD_EVERY_S = 0.5
 LOOK_EVERY_S = 0.1
 """Seconds between two readings by a supervisor."""
 MAX_MODELS = 4096
+MAX_TEAMS = 64
+"""Maximum number of teams that are told of a model; those that have waited longest are."""
 
 ModelStatus = Literal["unloaded", "loading", "loaded", "failed"]
 """State of a model on one machine, by llama-server's names."""
@@ -84,6 +86,8 @@ class ModelDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     are to have it."""
     used_at: float = 0.0
     """When a call last got or left a slot; 0: none has since this gateway started."""
+    teams: Annotated[tuple[str, ...], Meta(max_length=MAX_TEAMS)] = ()
+    """The teams whose calls wait: models are loaded for teams in turn."""
 
 
 class GatewayDemand(msgspec.Struct, frozen=True, kw_only=True):

@@ -153,6 +153,11 @@ class Demand:
     is_asked_by_admin: bool = False
     num_elsewhere: int = 0
     """Calls that a fallback serves in its place."""
+    teams: tuple[str, ...] = ()
+    """The teams whose calls wait."""
+    served_at: float = NEVER
+    """When a model was last loaded for the one of these teams for which that is longest ago: teams take turns, so that
+    one that calls many models does not keep the others from theirs."""
 
     @property
     def is_awaited(self) -> bool:

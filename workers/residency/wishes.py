@@ -30,6 +30,8 @@ class Wish:
     why: Why
     priority: int = 0
     since: float = NEVER
+    served_at: float = NEVER
+    """When its teams last had a model loaded (`Demand.served_at`)."""
     is_awaited: bool = True
     """Whether anybody waits for it, so that it becomes overdue."""
     is_overdue: bool = False
@@ -42,16 +44,15 @@ class Wish:
         return self.models[0]
 
     @property
-    def rank(self) -> tuple[int, float, float, str]:
-        """Return what wishes are sorted by. Overdue ones come in the order in which they began to wait, whatever their
-        priority, so that none waits for ever."""
+    def rank(self) -> tuple[int, float, float, float, str]:
+        """Return what wishes are sorted by: teams take turns, and those of a team come in the order in which they began
+        to wait. Overdue ones come first, whatever their priority, so that none waits for ever."""
         if self.cause == "kept":
-            return (0, -self.priority, NEVER, self.model)
+            return (0, -self.priority, NEVER, NEVER, self.model)
         if self.cause == "call":
-            return (
-                (1, NEVER, self.since, self.model) if self.is_overdue else (2, -self.priority, self.since, self.model)
-            )
-        return (_LAST[self.cause], -self.priority, self.since, self.model)
+            place, priority = (1, NEVER) if self.is_overdue else (2, -self.priority)
+            return (place, priority, self.served_at, self.since, self.model)
+        return (_LAST[self.cause], -self.priority, self.served_at, self.since, self.model)
 
 
 def find_wishes(scene: Scene) -> list[Wish]:
@@ -107,7 +108,7 @@ def _called(scene: Scene, model: Model) -> Iterator[Wish]:
     if not scene.num_usable(model.name):
         # Where nobody waits, no worker with calls gives way.
         is_overdue = demand.is_awaited and scene.now >= since + scene.bounds.patience_s
-        yield Wish(unit, "call", _told(scene, demand), priority, since, demand.is_awaited, is_overdue)
+        yield Wish(unit, "call", _told(scene, demand), priority, since, demand.served_at, demand.is_awaited, is_overdue)
     elif _may_grow(scene, model, demand):
         wait, age = seconds(demand.predicted_wait_s), seconds(scene.now - demand.oldest_since)
         workers = f" wait {wait} for its {scene.num_usable(model.name)} workers, the oldest {age}"

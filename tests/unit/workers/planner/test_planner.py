@@ -223,3 +223,27 @@ def test_a_catalog_that_is_not_known_yet_costs_no_worker() -> None:
     assert decision is not None
     assert decision.plan.is_idle
     assert msgspec.json.decode(encode(decision.orders["b"]), type=MachineOrders).leaving == {}
+
+
+def test_teams_take_turns_however_many_models_one_of_them_calls() -> None:
+    """A team that calls three models, one after the other, gets every other turn, not three of four."""
+    world = World(Host(catalog(a=60, b=60, c=60, d=60)))
+    since = dict.fromkeys("abcd", NOW)
+    turns: list[str] = []
+    for _ in range(2000):
+        loaded = world.hosts["a"].models()
+        if loaded and loaded != turns[-1:]:
+            turns += loaded
+        for name in loaded:  # its calls are served, and new ones come
+            since[name] = world.now
+        waiting = {
+            name: ModelDemand(
+                num_waiting=1, oldest_at=since[name], teams=("quiet",) if name == "a" else ("noisy",), used_at=0.0
+            )
+            for name in "abcd"
+            if name not in loaded
+        }
+        world.round(is_heard=True, **waiting)
+    assert len(turns) > 20
+    assert turns[2:20:2].count("a") + turns[3:20:2].count("a") in (8, 9), turns[:20]
+    assert {*turns} == {*"abcd"}, "and the other's models take turns among themselves"
