@@ -15,7 +15,6 @@ from benchmarks.models.scenarios import POINTS
 from benchmarks.models.systems import SYSTEMS
 from tests.support.real_server import built_server
 
-
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
