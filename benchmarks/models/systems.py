@@ -158,7 +158,7 @@ def paddock(files: Mapping[str, Path], as_by_default: bool) -> Iterator[System]:
         catalog = stack.folder / "catalog.json"
         catalog.write_text(json.dumps(paddock_catalog(files, as_by_default=as_by_default)))
         command = [sys.executable, "-m", "gateway.cli", "supervisor"]
-        supervisor = stack.spawn("supervisor", command, {"PADDOCK_CATALOG": str(catalog)}, "worker")
+        supervisor = stack.spawn("supervisor", command, {"PADDOCK_CATALOG": str(catalog)}, "supervisor")
         stack.gateway(
             catalog=catalog,
             log_level="warning",

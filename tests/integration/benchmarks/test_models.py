@@ -15,6 +15,8 @@ from benchmarks.models.scenarios import POINTS
 from benchmarks.models.systems import SYSTEMS
 from tests.support.real_server import built_server
 
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
 
 @pytest.fixture(scope="module")
 def models() -> Mapping[str, Path]:
@@ -30,20 +32,17 @@ def test_a_few_points_hold(models: Mapping[str, Path]) -> None:
     assert all(outcome.is_good for outcome in found.values()), found
 
 
-@pytest.mark.long
 def test_all_points_hold(models: Mapping[str, Path]) -> None:
     found = seen(OURS, [*POINTS], models)
     assert {point for (point, _), outcome in found.items() if not outcome.is_good} == set(), found
 
 
-@pytest.mark.long
 def test_the_router_is_seen_in_the_same_way(models: Mapping[str, Path]) -> None:
     built_server()
     found = seen("llama-server", ("lru", "coalesced"), models)
     assert all(outcome.is_good for outcome in found.values()), found
 
 
-@pytest.mark.long
 def test_a_small_storm_is_answered(models: Mapping[str, Path]) -> None:
     async def stormed() -> storm.Storm:
         with SYSTEMS[OURS]({name: models[name] for name in SIX}, True) as system:
