@@ -254,8 +254,8 @@ async def test_a_call_may_want_no_load(stack: Stack, supervisor: FakeSupervisor)
 
 
 async def test_an_admin_s_call_loads_what_calls_don_t(stack: Stack, supervisor: FakeSupervisor) -> None:
-    async with asking(stack, "large") as caller:
-        supervisor.tell(large=ModelState(status="unloaded"))
+    async with asking(stack, "coder") as caller:
+        supervisor.tell(coder=ModelState(status="unloaded"))
         await status_of(caller, value="unloaded")
         url = f"{caller.url}/v1/chat/completions"
 
@@ -264,8 +264,8 @@ async def test_an_admin_s_call_loads_what_calls_don_t(stack: Stack, supervisor: 
                 return response.status
 
         held = asyncio.create_task(post("true"))
-        await until(lambda: supervisor.is_asked_for("large"), 2.0, "it is asked for")
-        process = stack.fake_worker("large", *QUICK, worker_id="large-w")
+        await until(lambda: supervisor.is_asked_for("coder"), 2.0, "it is asked for")
+        process = stack.fake_worker("coder", *QUICK, worker_id="coder-w")
         assert await asyncio.wait_for(held, 10) == 200
         process.kill()
 
