@@ -51,7 +51,7 @@ class Storm:
     @property
     def bound_s(self) -> float:
         """Return the longest wait that fairness is configured for: patience, then one turn of a loaded model."""
-        return BOUNDS.patience_s + POLICY.min_resident_s + self.service_s + self.swap_s
+        return BOUNDS.patience_s + POLICY.stay_s(0.0) + self.service_s + self.swap_s
 
 
 async def run(caller: Caller, num_calls: int, *, gap_s: float = GAP_S, seed: int = 0) -> Storm:
@@ -78,7 +78,7 @@ async def _swap_s(caller: Caller) -> float:
     found = []
     for number in range(NUM_SWAPS):
         await have(caller, *(SIX[(3 * number + step) % len(SIX)] for step in range(PLACES)))
-        await asyncio.sleep(max(POLICY.min_resident_s, BOUNDS.quiet_s) + 1.0)
+        await asyncio.sleep(max(POLICY.stay_s(0.0), BOUNDS.quiet_s) + 1.0)
         answer = await caller.ask(SIX[(3 * number + PLACES) % len(SIX)], max_tokens=1)
         found.append(answer.wait_s)
     return statistics.median(found)

@@ -23,7 +23,7 @@ NUM_CALLS, NUM_MODELS, NUM_PLACES = 1_000, 6, 2
 TIMES = Times(load_s=4.0, unload_s=0.5, slots=4)
 SERVICE_S = 2.0
 POLICY = resolve(Residency(), 1)
-TURN_S = POLICY.min_resident_s + SERVICE_S + TIMES.unload_s + TIMES.load_s
+TURN_S = POLICY.stay_s(0.0) + SERVICE_S + TIMES.unload_s + TIMES.load_s
 BOUND_S = BOUNDS.patience_s + TURN_S
 """The longest wait that fairness is configured for: patience, then one turn of a model that is loaded."""
 MOST_LOADS, MOST_MS = 1.2, 50.0

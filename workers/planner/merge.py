@@ -64,6 +64,7 @@ def worker_of(told: ToldWorker, machine: str, lag_s: float) -> Worker:
         num_taken=int(last_used > since),
         is_stale=told.is_stale,
         replaces=told.replaces,
+        load_s=told.load_s,
     )
 
 

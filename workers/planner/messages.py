@@ -39,6 +39,8 @@ class ToldWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether a call may be on its way to it though it is reserved."""
     is_stale: bool = False
     replaces: str = ""
+    load_s: float = 0.0
+    """Seconds that loading it took; 0: it loads."""
 
 
 class ToldFailure(msgspec.Struct, frozen=True, kw_only=True):

@@ -233,7 +233,7 @@ def _stays_until(scene: Scene, worker: Worker, wish: Wish) -> float:
     if not scene.is_idle(worker) and (not wish.is_overdue or wish.cause == "growth"):
         return float("inf")
     patience_s = scene.bounds.patience_s
-    resident_until = worker.since + scene.models[worker.model].policy.min_resident_s
+    resident_until = worker.since + scene.models[worker.model].policy.stay_s(worker.load_s)
     if wish.cause == "growth":
         # Another worker of a model that is there is worth less than a model that may be called again any time.
         resident_until = max(resident_until, worker.idle_since + patience_s)
@@ -260,7 +260,8 @@ def _takes_turns(scene: Scene, wish: Wish) -> bool:
 def _is_quiet(scene: Scene, leaver: Leaver, wish: Wish) -> bool:
     """Return whether an idle leaver has had its time to be called again."""
     turn_ends_at = max(leaver.since, wish.since) + scene.bounds.patience_s / 2
-    quiet_at = min(leaver.idle_since + scene.bounds.quiet_s, turn_ends_at)
+    quiet_s = max(scene.models[worker.model].policy.quiet_s(worker.load_s) for worker in leaver.workers)
+    quiet_at = min(leaver.idle_since + min(scene.bounds.quiet_s, quiet_s), turn_ends_at)
     scene.look_at(quiet_at)
     return scene.now >= quiet_at
 

@@ -129,6 +129,8 @@ class Worker:
     """Whether it has other settings than the catalog has by now, and so is to be replaced."""
     replaces: str = ""
     """Id of the stale worker whose place it takes (`Start.replaces`); empty: it takes nobody's."""
+    load_s: float = 0.0
+    """Seconds that loading it took; 0: not known."""
 
     @property
     def is_busy(self) -> bool:
@@ -183,7 +185,8 @@ class Bounds:
     patience_s: float = 30.0
     """A model that has waited so long has a busy worker reserved for it."""
     quiet_s: float = 4.0
-    """While models take turns, an idle worker stays so long after its last call, in case of the next one."""
+    """While models take turns, an idle worker stays so long after its last call, in case of the next one; less where
+    loading took less (`Residency.quiet_s`)."""
     grow_wait_s: float = 10.0
     """A model gets another worker, up to its `max`, while a call is expected to wait so long ..."""
     grow_age_s: float = 5.0

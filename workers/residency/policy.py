@@ -5,6 +5,7 @@ The docstrings of the structs here are texts of docs/catalog.schema.json.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
@@ -15,6 +16,10 @@ from workers.protocol.requests import Name
 
 MAX_WORKERS = 256
 """Most workers of one model, as for the catalog's `workers`."""
+
+STAY_S, STAY_LOADS = 10.0, 3.0
+"""Seconds, and times that loading took, for which a model stays once it is loaded: the less of both. A fourth at most
+of the time goes to loading then, and where that takes a moment only, models change as often as calls want it."""
 
 
 class Residency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -39,9 +44,24 @@ class Residency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     preload: Annotated[bool, Meta(description="load it at the start, if there is memory for it")] = False
     autoload: Annotated[bool, Meta(description="whether a call loads it; otherwise only POST /models/load does")] = True
     min_resident_s: Annotated[
-        float,
-        Meta(ge=0, le=1e9, description="seconds after loading in which it does not leave for another model"),
-    ] = 10.0
+        Annotated[float, Meta(ge=0, le=1e9)] | None,
+        Meta(
+            description="seconds after loading in which it does not leave for another model; left out: 10, or three "
+            "times what loading took, if that is less"
+        ),
+    ] = None
+
+    def stay_s(self, load_s: float) -> float:
+        """Return the seconds after loading in which a worker does not leave for another model. `load_s`: what loading
+        it took; 0: not known."""
+        if self.min_resident_s is not None:
+            return self.min_resident_s
+        return min(STAY_S, STAY_LOADS * load_s) if load_s else STAY_S
+
+    def quiet_s(self, load_s: float) -> float:
+        """Return the most seconds after its last call for which it is worth waiting for the next: no more than loading
+        took, unless `min_resident_s` says that calls are to be collected."""
+        return load_s if load_s and self.min_resident_s is None else math.inf
 
     @property
     def most(self) -> int:

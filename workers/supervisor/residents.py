@@ -38,6 +38,7 @@ from workers.planner.messages import (
     ToldWorker,
 )
 from workers.protocol import residency
+from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.residency import MachineModels, ModelDemand, ModelState, ModelStatus, Why
 from workers.residency.ledger import free_bytes
 from workers.residency.picture import CPU, NEVER, Device, Failure, Share, Status
@@ -82,6 +83,10 @@ class _Resident:
     status: Status = "loading"
     last_used: float = NEVER
     num_running: int = 0
+    load_s: float = 0.0
+    """Seconds that loading it took; 0: it loads."""
+    beat: Heartbeat | None = None
+    """The last heartbeat that was read."""
     seen_bytes: int = 0
     """While it loads: what main memory has given it so far."""
     is_stable: bool = False
@@ -283,7 +288,7 @@ class Residents:
                 continue
             beat = look.beats.get(resident.worker.worker_id)
             if beat is not None and resident.status == "loading":
-                resident.status, resident.since = "ready", now
+                resident.status, resident.since, resident.load_s = "ready", now, max(0.0, now - resident.since)
                 self._past_of(resident.worker.model.name).note_loaded()
             elif resident.status == "ready" and not resident.is_stable and now - resident.since > STABLE_S:
                 resident.is_stable = True
@@ -293,7 +298,10 @@ class Residents:
                 if beat.reserved and not resident.is_told_reserved:
                     resident.settles_at = now + SETTLE_S
                 resident.is_told_reserved = beat.reserved
-            resident.last_used = max(resident.last_used, now if resident.num_running else NEVER)
+                # An old heartbeat says nothing of now: the worker would seem to be used later than another one was.
+                if resident.num_running and beat != resident.beat:
+                    resident.last_used = max(resident.last_used, now)
+                resident.beat = beat
             self._measure(resident, pids.get(name), supervisor, now)
 
     def _measure(self, resident: _Resident, pid: int | None, supervisor: Supervisor, now: float) -> None:
@@ -489,6 +497,7 @@ class Residents:
             is_settling=resident.status == "reserved" and time.time() < resident.settles_at,
             is_stale=self._is_stale(resident),
             replaces=resident.replaces,
+            load_s=resident.load_s,
         )
 
     def _is_stale(self, resident: _Resident) -> bool:

@@ -654,3 +654,24 @@ def test_pairs_of_waiting_models_are_never_promised_the_same_memory() -> None:
         plan = decide(shown, NOW)
         assert [action.model for action in plan.actions if isinstance(action, Wait)] == [first, second]
         assert told(plan)[0] == f"stop a1 for {first}"
+
+
+@pytest.mark.parametrize(
+    ("load_s", "policy", "stays_s"),
+    [
+        (0.0, {}, 10.0),  # not known
+        (60.0, {}, 10.0),
+        (1.0, {}, 3.0),
+        (1.0, {"min_resident_s": 10.0}, 10.0),
+        (60.0, {"min_resident_s": 0.0}, 0.0),
+    ],
+)
+def test_a_model_stays_for_as_long_as_loading_it_is_worth(
+    load_s: float, policy: dict[str, float], stays_s: float
+) -> None:
+    resident = model("a", **policy)
+    there = replace(worker("a1", 20, age_s=0), load_s=load_s, since=NOW)
+    seen = picture([resident, B], [there], [waits("b")])
+    for after_s, leaves in ((stays_s - 0.1, False), (stays_s + 0.1, True)):
+        if after_s >= 0:
+            assert any(action.startswith("stop a1") for action in told(decide(seen, NOW + after_s))) is leaves

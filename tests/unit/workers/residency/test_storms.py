@@ -89,7 +89,7 @@ class Fleet:
     def bound_s(self) -> float:
         """How long a call may wait at most: patience, and a turn of each model before it."""
         turns = [
-            max(model.policy.min_resident_s, BOUNDS.patience_s if model.policy.priority else 0)
+            max(model.policy.stay_s(0.0), BOUNDS.patience_s if model.policy.priority else 0)
             + self.times[model.name].load_s
             + self.times[model.name].unload_s
             + SERVICE_S
