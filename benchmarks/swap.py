@@ -70,7 +70,7 @@ def machine(path: Path) -> Iterator[tuple[Stack, Process]]:
         catalog = stack.folder / "catalog.json"
         catalog.write_text(json.dumps({"models": models, "models_max": 1}))
         command = [sys.executable, "-m", "gateway.cli", "supervisor", "--catalog", str(catalog)]
-        stack.spawn("supervisor", command, {"PADDOCK_LOG_LEVEL": "warning"}, "worker")
+        stack.spawn("supervisor", command, {"PADDOCK_LOG_LEVEL": "warning"}, "supervisor")
         yield stack, stack.gateway(catalog=catalog, start_timeout_s=120)
 
 
