@@ -65,6 +65,7 @@ def worker_of(told: ToldWorker, machine: str, lag_s: float) -> Worker:
         is_stale=told.is_stale,
         replaces=told.replaces,
         load_s=told.load_s,
+        released_at=told.released_at + lag_s if told.released_at else NEVER,
     )
 
 

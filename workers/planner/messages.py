@@ -41,6 +41,8 @@ class ToldWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     replaces: str = ""
     load_s: float = 0.0
     """Seconds that loading it took; 0: it loads."""
+    released_at: float = 0.0
+    """0: never."""
 
 
 class ToldFailure(msgspec.Struct, frozen=True, kw_only=True):

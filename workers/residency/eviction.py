@@ -237,6 +237,8 @@ def _stays_until(scene: Scene, worker: Worker, wish: Wish) -> float:
     if wish.cause == "growth":
         # Another worker of a model that is there is worth less than a model that may be called again any time.
         resident_until = max(resident_until, worker.idle_since + patience_s)
+    # One that was reserved in vain serves those who have waited meanwhile.
+    resident_until = max(resident_until, worker.released_at + patience_s / 2)
     if worker.model in scene.demand and not worker.num_taken:
         # It was loaded for calls that it has not been given yet; were it to leave, models could load in turn for ever.
         resident_until = max(resident_until, worker.since + patience_s)

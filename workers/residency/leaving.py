@@ -18,6 +18,9 @@ def leave_by_rule(scene: Scene) -> None:
             dismiss(scene, worker, why)
     for model in scene.models.values() if scene.has_stale else ():
         _replaced(scene, model.name)
+    for worker in scene.workers:
+        if worker.status == "reserved" and worker.is_busy and not worker.is_stale and worker.id not in scene.leaving:
+            _serve_again(scene, worker)
     for model in scene.models.values():
         _above_max(scene, model.name)
     for model in scene.models.values():
@@ -80,6 +83,14 @@ def _replaced(scene: Scene, name: str) -> None:
             scene.release(worker, why)
         elif worker.status == "reserved":
             retire(scene, worker, Why.of("the settings of ", (name,), " have changed"))
+
+
+def _serve_again(scene: Scene, worker: Worker) -> None:
+    """Release a reserved worker whose calls take so long that others wait in vain: else one caller with a long answer
+    and another one with a call for another model would keep a model from everybody."""
+    if not scene.num_usable(worker.model) and scene.has_waited_long(worker.model):
+        why = Why.of("its calls take long, and others wait for ", (worker.model,))
+        scene.release(worker, why)
 
 
 def _above_max(scene: Scene, name: str) -> None:

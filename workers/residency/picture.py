@@ -131,6 +131,8 @@ class Worker:
     """Id of the stale worker whose place it takes (`Start.replaces`); empty: it takes nobody's."""
     load_s: float = 0.0
     """Seconds that loading it took; 0: not known."""
+    released_at: float = NEVER
+    """When it was last released, after it had been reserved."""
 
     @property
     def is_busy(self) -> bool:

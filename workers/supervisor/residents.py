@@ -87,6 +87,8 @@ class _Resident:
     """Seconds that loading it took; 0: it loads."""
     beat: Heartbeat | None = None
     """The last heartbeat that was read."""
+    released_at: float = 0.0
+    """When it was last released, after it had been reserved; 0: never."""
     seen_bytes: int = 0
     """While it loads: what main memory has given it so far."""
     is_stable: bool = False
@@ -355,6 +357,7 @@ class Residents:
                 self._reserve(resident, why, now, is_reserved=True)
             elif (why := orders.released.get(resident.id)) and resident.status == "reserved":
                 self._reserve(resident, why, now, is_reserved=False)
+                resident.released_at = now
 
     def _arrange(self, supervisor: Supervisor, now: float) -> None:
         """Have the supervisor keep the workers that should run."""
@@ -498,6 +501,7 @@ class Residents:
             is_stale=self._is_stale(resident),
             replaces=resident.replaces,
             load_s=resident.load_s,
+            released_at=resident.released_at,
         )
 
     def _is_stale(self, resident: _Resident) -> bool:

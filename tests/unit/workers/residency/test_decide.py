@@ -143,7 +143,7 @@ TABLE: dict[str, tuple[Picture, list[str]]] = {
         ["reserve a1 for b", "wait b freeing"],
     ),
     "it is reserved already": (
-        picture([A, model("b", 20)], [worker("a1", 20, calls=3, status="reserved")], [waits("b", 35), waits("a", 99)]),
+        picture([A, model("b", 20)], [worker("a1", 20, calls=3, status="reserved")], [waits("b", 35), waits("a", 9)]),
         ["wait b freeing", "wait a busy"],
     ),
     "it is reserved and its calls have ended": (
@@ -675,3 +675,15 @@ def test_a_model_stays_for_as_long_as_loading_it_is_worth(
     for after_s, leaves in ((stays_s - 0.1, False), (stays_s + 0.1, True)):
         if after_s >= 0:
             assert any(action.startswith("stop a1") for action in told(decide(seen, NOW + after_s))) is leaves
+
+
+def test_a_long_answer_and_a_call_for_another_model_keep_nobody_from_a_model_for_long() -> None:
+    """The worker is reserved for the other model; after 30 s it serves those who wait, and is reserved again later."""
+    there = worker("a1", 20, calls=1, status="reserved")
+    seen = picture([A, B], [there], [waits("b", 70), waits("a", 29)])
+    assert not any(action.startswith("release") for action in told(decide(seen, NOW)))
+    assert "release a1" in told(decide(seen, NOW + 2))
+    released = replace(there, status="ready", released_at=NOW + 2)
+    seen = picture([A, B], [released], [waits("b", 70)])
+    assert not any(action.startswith("reserve") for action in told(decide(seen, NOW + 10)))
+    assert any(action.startswith("reserve a1") for action in told(decide(seen, NOW + 18)))
