@@ -18,6 +18,8 @@ Ctrl-C stops the answer under way, Ctrl-D ends the program. Type /help for the c
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -44,6 +46,7 @@ from gateway.commands.target import Access, find
 from gateway.settings import GatewaySettings
 from workers import sources
 from workers.commands import command
+from workers.commands.layout import width_of
 from workers.protocol.exits import Exit
 
 DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
@@ -55,10 +58,16 @@ HELP = """/help            this
 /clear           forget the conversation
 /system [TEXT]   show the instructions, or set them
 /model [NAME]    list the models, or change to one
-/file PATH       send a picture, a sound or a text with the next turn
+/file PATH       send a picture, a sound or a text with the next turn; /image is the same
 /quit            leave, as Ctrl-D does
 Ctrl-C stops an answer. A line that begins with a space is sent as it is."""
 
+
+BREAKS = re.compile(r"([ \t\n])")
+"""Splits a text into words and what is between them."""
+TAB, MIN_WIDTH = 8, 20
+BACK = "\x1b[{}D\x1b[K"
+"""Moves the cursor back by so many characters, and clears the line from there on."""
 
 Turn = Message | dict[str, Any]
 
@@ -165,6 +174,51 @@ def _is_loaded(model: Model) -> bool:
     return model.status is None or model.status.value == "loaded"
 
 
+class Words:
+    """Writes text to a terminal and breaks its lines between words: a word that reaches the edge is taken back, and
+    written on a line of its own."""
+
+    def __init__(self, write: Callable[[str], None], width: int) -> None:
+        """`width`: characters of a line; the last one stays free, since terminals differ in where the cursor is after
+        it."""
+        self._write = write
+        self._width = max(MIN_WIDTH, width) - 1
+        self._column = 0
+        self._word = ""
+        """The word under way, as far as it is written."""
+
+    def write(self, text: str) -> None:
+        for part in BREAKS.split(text):
+            if part == "\n":
+                self._write(part)
+                self.begin_line()
+            elif part in (" ", "\t"):
+                self._word = ""
+                if self._column < self._width:
+                    self._write(part)
+                    self._column += 1 if part == " " else TAB - self._column % TAB
+            elif part:
+                self._add(part)
+
+    def begin_line(self) -> None:
+        """Note that what is written next begins a line."""
+        self._column, self._word = 0, ""
+
+    def _add(self, part: str) -> None:
+        """Write a part of a word."""
+        taken, added = width_of(self._word), width_of(part)
+        self._word += part
+        if self._column + added <= self._width:
+            self._write(part)
+            self._column += added
+        elif self._column > taken:  # the word does not begin the line
+            self._write((BACK.format(taken) if taken else "") + "\n" + self._word)
+            self._column = (taken + added) % self._width
+        else:
+            self._write(part)
+            self._column = (self._column + added) % self._width
+
+
 class Terminal:
     """Reads lines from standard input and writes to standard output, in colours on a terminal without NO_COLOR."""
 
@@ -182,7 +236,8 @@ class Terminal:
     def talk(self, conversation: Conversation, address: str) -> None:
         """Read and answer lines until the person leaves."""
         with suppress(ImportError):
-            import_module("readline")  # gives `input` a history and a line to edit
+            # It gives `input` a history and a line to edit, and takes pasted text of several lines as one turn.
+            import_module("readline").parse_and_bind("set enable-bracketed-paste on")
         self._note(f"{conversation.model} at {address}. /help lists what can be typed, Ctrl-D leaves.")
         while (line := self._line()) is not None:
             if line.startswith("/"):
@@ -219,6 +274,8 @@ class Terminal:
     def _show(self, pieces: Iterator[Piece]) -> None:
         """Print an answer. Reasoning is shown, dimmed, on a terminal only; the answer's text begins on a new line."""
         thinking = said = False
+        words = Words(self._write, shutil.get_terminal_size().columns)
+        write = words.write if self._is_tty and os.environ.get("TERM") != "dumb" else self._write
         try:
             for piece in pieces:
                 if piece.is_thought and not self._is_tty:
@@ -226,8 +283,9 @@ class Terminal:
                 if piece.is_thought != thinking:
                     thinking = piece.is_thought
                     self._write(self._colour(DIM) if thinking else f"{self._colour(PLAIN)}\n\n")
+                    words.begin_line()
                 said = True
-                self._write(piece.text.translate(CONTROLS) if self._is_tty else piece.text)
+                write(piece.text.translate(CONTROLS) if self._is_tty else piece.text)
         finally:
             if thinking:
                 self._write(self._colour(PLAIN))
@@ -243,6 +301,7 @@ class Terminal:
             "/system": self._system,
             "/model": self._model,
             "/file": self._file,
+            "/image": self._file,
         }
         if name in ("/quit", "/exit"):
             return False

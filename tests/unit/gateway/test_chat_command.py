@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -216,23 +217,23 @@ def test_a_chat_in_a_terminal(server: ScriptedServer, screen: Screen) -> None:
             DONE,
         )
     ]
-    shown = screen.type("hi\n", "\n> ")
+    shown = screen.type("hi\n", "> ")
     assert "\x1b[2mhm\x1b[0m\r\n\r\nHe[31mllo\r\n" in shown, "a thought is dimmed, and nobody else has colours"
     assert "2 tokens, 50.0 tokens/s" in shown
     server.streams(chunk("Once"), ending="open")
     screen.type("a story\n", "Once")
-    assert "stopped" in screen.type("\x03", "\n> ")
+    assert "stopped" in screen.type("\x03", "> ")
     assert server.left.wait(5), "stopping ends the call"
     server.says({"error": {"message": "too busy", "type": "rate_limit_error"}}, status=429)
-    assert "\x1b[31mtoo busy\x1b[0m" in screen.type("again\n", "\n> ")
+    assert "\x1b[31mtoo busy\x1b[0m" in screen.type("again\n", "> ")
     screen.type("half a line", "half a line")
     time.sleep(
         0.3
     )  # the prompt is there before input is read, and Python sees a Ctrl-C between the two at the next line
-    screen.type("\x03", "\n> ")
-    assert "Be kind." in screen.type("/system Be kind.\n", "\n> ")
+    screen.type("\x03", "> ")
+    assert "Be kind." in screen.type("/system Be kind.\n", "> ")
     server.streams(chunk("ok"), DONE)
-    screen.type(" /model is a word\n", "\n> ")
+    screen.type(" /model is a word\n", "> ")
     assert [turn["content"] for turn in server.asked[-1].json["messages"]] == [
         *("Be kind.", "hi", "He\x1b[31mllo", "a story", "Once", "/model is a word")
     ]
@@ -243,19 +244,55 @@ def test_a_chat_in_a_terminal(server: ScriptedServer, screen: Screen) -> None:
 
 def test_commands(server: ScriptedServer, screen: Screen) -> None:
     screen.wait("> ")
-    assert "/clear" in screen.type("/help\n", "\n> ")
-    listed = screen.type("/model\n", "\n> ")
+    assert "/clear" in screen.type("/help\n", "> ")
+    listed = screen.type("/model\n", "> ")
     assert "* small" in listed
     assert "  large" in listed
-    assert "no model is called huge" in screen.type("/model huge\n", "\n> ")
-    screen.type("/model large\n", "\n> ")
-    assert "/sytem: no such command" in screen.type("/sytem\n", "\n> ")
-    assert "no instructions" in screen.type("/system\n", "\n> ")
+    assert "no model is called huge" in screen.type("/model huge\n", "> ")
+    screen.type("/model large\n", "> ")
+    assert "/sytem: no such command" in screen.type("/sytem\n", "> ")
+    assert "no instructions" in screen.type("/system\n", "> ")
     for _ in range(2):
         server.streams(chunk("ok"), DONE)
-        screen.type("hi\n", "\n> ")
+        screen.type("hi\n", "> ")
         assert server.asked[-1].json["model"] == "large"
         assert len(server.asked[-1].json["messages"]) == 1
-        assert "forgotten" in screen.type("/clear\n", "\n> ")
+        assert "forgotten" in screen.type("/clear\n", "> ")
     screen.type("/quit\n", "\n")
     assert screen.process.wait(10) == 0
+
+
+def shown(*pieces: str, width: int) -> list[str]:
+    """The lines of a terminal, with what was taken back gone."""
+    written: list[str] = []
+    words = chat_command.Words(written.append, width)
+    for piece in pieces:
+        words.write(piece)
+    text = "".join(written)
+    while match := re.search(r"\x1b\[(\d+)D\x1b\[K", text):
+        text = text[: match.start() - int(match[1])] + text[match.end() :]
+    return text.split("\n")
+
+
+def test_words_are_not_broken_at_the_edge() -> None:
+    pieces = ("The quick bro", "wn fox jumps over the la", "zy dog. A-word-that-is-longer-than-the-line and", " so on.")
+    assert shown(*pieces, width=21) == [
+        "The quick brown fox ",
+        "jumps over the lazy ",
+        "dog. ",
+        "A-word-that-is-longer-than-the-line and ",
+        "so on.",
+    ]
+    assert shown("x" * 19, " ", "yy", width=21) == ["x" * 19 + " ", "yy"]
+
+
+def test_lines_of_a_text_stay() -> None:
+    assert shown("def f():\n    return 1\n\n\tend", width=40) == ["def f():", "    return 1", "", "\tend"]
+
+
+def test_pasted_lines_are_one_turn(server: ScriptedServer, screen: Screen) -> None:
+    screen.wait("> ")
+    server.replies = [stream(chunk("ok"), DONE)]
+    screen.type("\x1b[200~one\ntwo\x1b[201~", "two")
+    screen.type("\n", "ok")
+    assert server.asked[-1].json["messages"][-1] == {"role": "user", "content": "one\ntwo"}
