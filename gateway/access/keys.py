@@ -33,8 +33,9 @@ SCHEME = b"bearer"
 _SECURE, _PLAIN = SECURE_COOKIE.encode(), PLAIN_COOKIE.encode()
 CONSOLE = "/admin/"
 """Beginning of the paths that any page may link to: GET changes nothing there."""
-READ = frozenset({"/ui/session", "/v1/models", "/models", "/metrics"})
-"""Further such paths, which the console reads: without TLS, browsers do not say which page sent a GET."""
+OF_CONSOLE = b"x-paddock-console"
+"""The header of what the console reads: without TLS, browsers do not say which page sent a GET. A page of another
+origin can't send it along with cookies: its browser would ask first, and is not told that it may."""
 
 
 class Keys:
@@ -169,7 +170,7 @@ def session_key(scope: Scope) -> bytes | None:
     key = _cookie(headers.get(b"cookie", b""))
     if not key:
         return None
-    if scope["method"] == "GET" and (scope["path"].startswith(CONSOLE) or scope["path"] in READ):
+    if scope["method"] == "GET" and (scope["path"].startswith(CONSOLE) or OF_CONSOLE in headers):
         return key
     if not _is_of_this_origin(scope, headers):
         raise KeyMissing(

@@ -26,6 +26,9 @@ A path stands for itself and for what lies below it; one that ends in `$` for it
 - /health$
 - /healthz$
 - /version$
+- /openapi.json$
+- /docs$
+- /ui
 {{- if .Values.accounts.enabled }}
 - /auth
 {{- if .Values.accounts.exposed }}

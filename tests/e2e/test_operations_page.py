@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
+from gateway import __version__
 from gateway.commands.config import gateway_groups, metrics_of, worker_groups
 from gateway.settings import known_settings
 from tests.support.stack import ROOT, Stack
@@ -40,9 +41,16 @@ def of(*programs: str) -> list[str]:
 
 
 def test_every_command_is_looked_at_here() -> None:
-    known = of("make", "paddock", "helm", "docker", "python3", "--set", "export", "curl", "kubectl", "for", "kill")
+    known = of(
+        "make", "paddock", "helm", "docker", "python3", "--set", "export", "curl", "kubectl", "for", "kill", "pip"
+    )
     assert [command for command in commands() if command not in known and not command.startswith(MAKING)] == []
     assert len(commands()) >= 20
+
+
+def test_the_wheel_that_is_installed_is_the_one_that_is_built() -> None:
+    [command] = of("pip")
+    assert f"dist/paddock-{__version__}-py3-none-any.whl[gateway]" in command
 
 
 @pytest.mark.parametrize("command", of("make"))

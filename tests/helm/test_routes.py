@@ -8,7 +8,7 @@ from gateway.api.routes import ROUTES
 from tests.support.chart import Object, Rendered, container, render
 
 HOST = "llm.example.com"
-INSIDE = {"/metrics", "/metrics/targets", "/ready", "/health/drain"}
+INSIDE = {"/metrics", "/metrics/targets", "/ready", "/health/drain", "/"}
 ADMIN = ("/admin/", "/key/", "/team/", "/user/", "/spend/")
 
 

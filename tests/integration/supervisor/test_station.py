@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,7 +54,12 @@ def test_a_catalog_of_two_models_and_a_worker_that_is_killed(
         PADDOCK_WORKER_SECRET="shared",
     )
     wait_until(lambda: bool(beats(server, "one") and beats(server, "two")), station.text)
-    assert psutil.Process(station.worker_pid("worker-0")).environ()["PADDOCK_REDIS_URL"] == server.url_of("worker")
+    assert "PADDOCK_REDIS_URL" not in psutil.Process(station.worker_pid("worker-0")).environ(), (
+        "who looks sees no secret"
+    )
+    with redis.Redis.from_url(server.url) as client:
+        users = Counter(one["user"] for one in client.client_list())
+    assert users["paddock-worker"] >= 2, "each worker has the login of workers"
     (one,) = beats(server, "one").values()
 
     with redis.Redis(unix_socket_path=str(server.socket)) as client, client.pubsub() as news:

@@ -99,7 +99,8 @@ def test_a_model_is_unloaded_and_loaded(programs: Programs, model: Path) -> None
         with pytest.raises(BadRequest, match="`tale` is not loaded"):
             client.models.unload("tale")
         client.models.load("tale")
-        assert client.models.retrieve("tale").status == ModelStatus("loading")
+        coming = [ModelStatus("loading"), ModelStatus("loaded")]
+        wait_until(lambda: client.models.retrieve("tale").status in coming, lambda: "still unloaded")
         wait_until(lambda: up.worker_pid("worker-0") not in (0, first), up.text)
         wait_until(lambda: client.models.retrieve("tale").status == ModelStatus("loaded"), lambda: "not loaded")
         assert client.complete("Once upon", n_predict=2, ignore_eos=True).tokens_predicted == 2

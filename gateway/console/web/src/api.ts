@@ -10,6 +10,9 @@ export class ApiError extends Error {
   }
 }
 
+/** The header by which the gateway knows that this page asks, and no other one: see gateway/access/keys.py. */
+const OF_CONSOLE = { "x-paddock-console": "1" };
+
 type Listener = () => void;
 let onSignedOut: Listener = () => {};
 
@@ -32,10 +35,10 @@ async function refusal(response: Response): Promise<ApiError> {
 }
 
 async function send(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
-  const options: RequestInit = { method, credentials: "same-origin", headers: {} };
+  const options: RequestInit = { method, credentials: "same-origin", headers: { ...OF_CONSOLE } };
   if (body !== undefined) {
     options.body = JSON.stringify(body);
-    options.headers = { "content-type": "application/json" };
+    options.headers = { ...OF_CONSOLE, "content-type": "application/json" };
   }
   if (signal) options.signal = signal;
   const response = await fetch(path, options);

@@ -31,7 +31,9 @@ class Resolver:
     def begin(self, *about: object) -> None:
         """Nothing has to be known before a body is read."""
 
-    def resolve(self, principal: Principal, model: str, *more: object, adapters: object, held_bytes: int) -> None:
+    def resolve(
+        self, principal: Principal, model: str, *more: object, adapters: object, held_bytes: int, autoload: bool | None
+    ) -> None:
         self.held_bytes = held_bytes
         raise ModelNotFound("none")
 

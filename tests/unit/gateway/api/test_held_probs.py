@@ -195,7 +195,7 @@ class Resolver:
     def begin(self, *about: object) -> None:
         """Nothing has to be known before a body is read."""
 
-    def resolve(self, *about: object, adapters: object, held_bytes: int) -> Call:
+    def resolve(self, *about: object, adapters: object, held_bytes: int, autoload: bool | None) -> Call:
         return CALL
 
 

@@ -114,7 +114,7 @@ class Kept(Failing):
 class Resolver:
     """Makes the same call for all."""
 
-    def resolve(self, *asked: object, adapters: object, held_bytes: int) -> Call:
+    def resolve(self, *asked: object, adapters: object, held_bytes: int, autoload: bool | None) -> Call:
         return replace(CALL, held_bytes=held_bytes)
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -274,6 +275,9 @@ def test_a_second_process_is_kept_ready(monkeypatch: pytest.MonkeyPatch) -> None
 
 def decoding() -> set[int]:
     """Return the decoding processes of this one."""
-    return {
-        child.pid for child in psutil.Process().children() if any("decode_process" in part for part in child.cmdline())
-    }
+    found = set[int]()
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # a zombie as well
+            if any("decode_process" in part for part in child.cmdline()):
+                found.add(child.pid)
+    return found
