@@ -13,6 +13,7 @@ from tests.support.stack import Stack
 
 MODEL = "small"
 SAME_ORIGIN = {"sec-fetch-site": "same-origin"}
+OF_CONSOLE = {"x-paddock-console": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +65,12 @@ async def test_a_session_is_a_cookie_with_the_key(session: aiohttp.ClientSession
             {"Grafana": "https://grafana.example/d/x"},
         )
         assert "HttpOnly; SameSite=Strict" in answer.headers["set-cookie"]
-    async with session.get("/ui/session") as answer:
+    async with session.get("/ui/session", headers=OF_CONSOLE) as answer:
         assert (await answer.json())["session"] == told
+    async with session.get("/v1/models") as answer:
+        assert answer.status == 401, "any page can have a browser ask that"
+    async with session.get("/v1/models", headers=OF_CONSOLE) as answer:
+        assert answer.status == 200
     async with session.get("/admin/fleet") as answer:
         assert answer.status == 200
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
