@@ -21,6 +21,7 @@ import psutil
 import pytest
 import redis
 
+from gateway.admission.admission import KNOWN_AFTER_S
 from gateway.client import BadRequest, Client, ModelStatus, Unavailable
 from gateway.commands.target import address_file
 from gateway.commands.up import SOCKET_LOOK_S
@@ -29,6 +30,7 @@ from tests.support.full_disk import full_disk
 from tests.support.hub_server import Hub
 from tests.support.redis_server import RedisServer
 from tests.support.small_disk import fill, filled, needs_disks, read_only, small_disk
+from workers.protocol import keys
 from workers.protocol.exits import Exit
 
 SMALL = ("--slots", "2", "--ctx", "128", "--workers", "1")
@@ -254,6 +256,7 @@ def test_on_a_read_only_disk_redis_waits_and_a_death_is_told_once(
                 wait_until(lambda: is_answered(port, key, "tale"), up.text)
                 redis = redis_of(up)
                 assert redis is not None
+                time.sleep(KNOWN_AFTER_S + keys.GATEWAY_INTERVAL_S)  # before, the gateway knows no share of the slots
                 redis.kill()
                 up.until("paddock: redis died (SIGKILL); starting it again")
                 up.until(
