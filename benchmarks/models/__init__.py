@@ -37,7 +37,7 @@ async def compared(systems: Iterable[str], points: Sequence[str], models: Mappin
     found: Outcomes = {}
     for name in systems:
         try:
-            with SYSTEMS[name](models, False) as system:
+            with SYSTEMS[name](models, None) as system:
                 found |= await _outcomes(name, system, points)
         except Missing as error:
             found |= {(point, name): Outcome(f"not run: {error}", False) for point in points}
@@ -75,7 +75,7 @@ async def swapped(systems: Iterable[str], names: Sequence[str], rounds: int) -> 
             callers: dict[str, Caller] = {}
             for system in systems:
                 try:
-                    started = held.enter_context(SYSTEMS[system](models, False))
+                    started = held.enter_context(SYSTEMS[system](models, None))
                 except Missing as error:
                     rows.append(Row(f"swap times, {system}", f"not run: {error}", "", "", True))
                     continue
@@ -86,12 +86,14 @@ async def swapped(systems: Iterable[str], names: Sequence[str], rounds: int) -> 
     return rows
 
 
-async def stormed(systems: Iterable[str], num_calls: int, gap_s: float, seed: int) -> list[Row]:
-    """Return the figures of a storm of calls, with Paddock's policies as they are by default."""
+async def stormed(
+    systems: Iterable[str], num_calls: int, gap_s: float, seed: int, stay_s: float | None = None
+) -> list[Row]:
+    """Return the figures of a storm of calls. `stay_s`: Paddock's `min_resident_s`; None: as by default."""
     rows: list[Row] = []
     for name in systems:
         try:
-            with SYSTEMS[name]({model: files()[model] for model in SIX}, True) as system:
+            with SYSTEMS[name]({model: files()[model] for model in SIX}, stay_s) as system:
                 async with calling(system) as caller:
                     await warm(caller)
                     rows.append(storm.lone_row(name, await storm.one_caller(caller)))

@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=1000, help="of the storm")
     parser.add_argument("--gap", type=float, default=GAP_S, help="seconds between two calls of the storm")
     parser.add_argument("--seed", type=int, default=0, help="models in random order; 0: in turn")
+    parser.add_argument("--stay", type=float, help="Paddock's min_resident_s in the storm")
     given = parser.parse_args()
     parts = given.parts or PARTS
     if "points" in parts:
@@ -34,7 +35,7 @@ def main() -> None:
     if "swaps" in parts:
         print_rows("swap times", asyncio.run(swapped(given.systems, given.swapped, given.rounds)))
     if "storm" in parts:
-        print_rows("a storm", asyncio.run(stormed(given.systems, given.calls, given.gap, given.seed)))
+        print_rows("a storm", asyncio.run(stormed(given.systems, given.calls, given.gap, given.seed, given.stay)))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.models.bare import load_s
-from benchmarks.models.calls import Caller
+from benchmarks.models.calls import PROMPT, Caller
 from benchmarks.models.files import SMALL
 from benchmarks.models.scenarios import Unprepared, have
 from benchmarks.models.systems import server_flags
@@ -49,8 +49,9 @@ async def measured(callers: Mapping[str, Caller], files: Mapping[str, Path], nam
     times = Times()
     path = files[name]
     others = [other for other in SMALL if other != name][:2]
+    num_tokens = await _num_prompt_tokens(next(iter(callers.values())), name)
     for _ in range(rounds):
-        times.bare.append(await asyncio.to_thread(load_s, path))
+        times.bare.append(await asyncio.to_thread(load_s, path, num_tokens))
         times.alone.append(await asyncio.to_thread(alone_s, path))
         for system, caller in callers.items():
             await have(caller)
@@ -61,6 +62,14 @@ async def measured(callers: Mapping[str, Caller], files: Mapping[str, Path], nam
             times.swap.setdefault(system, []).append(await _first_token_s(caller, name))
             await have(caller)
     return times
+
+
+async def _num_prompt_tokens(caller: Caller, model: str) -> int:
+    """Return the number of tokens of the prompt that is asked."""
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 1}
+    async with caller.session.post(f"{caller.system.url}/v1/completions", json=body) as response:
+        response.raise_for_status()
+        return int((await response.json())["usage"]["prompt_tokens"])
 
 
 async def _first_token_s(caller: Caller, model: str) -> float:
@@ -93,7 +102,7 @@ def rows(name: str, times: Times, ours: str = "paddock") -> list[Row]:
     """Return the medians, and their ratios to the bare load."""
     bare = statistics.median(times.bare)
     found = [
-        Row(f"{name}: bare load of llama.cpp (model, context, one token)", _told(times.bare), "1.00", "", True),
+        Row(f"{name}: bare load of llama.cpp (model, context, the prompt)", _told(times.bare), "1.00", "", True),
         Row(f"{name}: a llama-server of its own, until it is healthy", *_against(times.alone, bare), "", True),
     ]
     for what, by_system in (("cold call", times.cold), ("swap", times.swap)):

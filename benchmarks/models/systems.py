@@ -25,7 +25,6 @@ from benchmarks.field.install import LLAMA_SWAP, Missing, go_program
 from benchmarks.models.files import LATE, MANUAL
 from benchmarks.reference import llama_server
 from tests.support.stack import DEMO_MODEL, Process, Stack, free_port
-from workers.residency.policy import STAY_S
 
 PLACES = 2
 """Most models that are loaded at once."""
@@ -66,9 +65,8 @@ class System(Protocol):
         """Return the query of a call that must not load its model; None: calls can't be kept from that."""
 
 
-Serve = Callable[[Mapping[str, Path], bool], AbstractContextManager[System]]
-"""Starts a system with these models. The flag says whether Paddock's policies are as by default, rather than without
-a time for which a model stays."""
+Serve = Callable[[Mapping[str, Path], float | None], AbstractContextManager[System]]
+"""Starts a system with these models. The number is Paddock's `min_resident_s`; None: as by default."""
 
 
 def _wait_for(process: Process, url: str) -> None:
@@ -104,7 +102,7 @@ class Paddock:
     supervisor: Process
     catalog: Path
     files: Mapping[str, Path]
-    as_by_default: bool
+    stay_s: float | None
     name: str = "Paddock"
 
     @property
@@ -128,16 +126,15 @@ class Paddock:
     async def add_late(self, session: aiohttp.ClientSession) -> None:
         """The file is watched."""
         files = {**self.files, LATE: DEMO_MODEL}
-        self.catalog.write_text(json.dumps(paddock_catalog(files, as_by_default=self.as_by_default)))
+        self.catalog.write_text(json.dumps(paddock_catalog(files, stay_s=self.stay_s)))
 
     def manual_query(self) -> str | None:
         return ""
 
 
-def paddock_catalog(files: Mapping[str, Path], *, as_by_default: bool) -> dict[str, object]:
+def paddock_catalog(files: Mapping[str, Path], *, stay_s: float | None) -> dict[str, object]:
     """Return the catalog of these models."""
-    # Calls are collected where loads are counted; with 0, loads are as quick as they can be.
-    residency: dict[str, object] = {"min_resident_s": STAY_S if as_by_default else 0}
+    residency: dict[str, object] = {} if stay_s is None else {"min_resident_s": stay_s}
     models = [
         {
             "name": name,
@@ -154,11 +151,11 @@ def paddock_catalog(files: Mapping[str, Path], *, as_by_default: bool) -> dict[s
 
 
 @contextmanager
-def paddock(files: Mapping[str, Path], as_by_default: bool) -> Iterator[System]:
+def paddock(files: Mapping[str, Path], stay_s: float | None) -> Iterator[System]:
     """Start Paddock; its queue takes as many calls as a storm has."""
     with Stack(measured=True) as stack:
         catalog = stack.folder / "catalog.json"
-        catalog.write_text(json.dumps(paddock_catalog(files, as_by_default=as_by_default)))
+        catalog.write_text(json.dumps(paddock_catalog(files, stay_s=stay_s)))
         command = [sys.executable, "-m", "gateway.cli", "supervisor"]
         supervisor = stack.spawn("supervisor", command, {"PADDOCK_CATALOG": str(catalog)}, "supervisor")
         stack.gateway(
@@ -168,7 +165,7 @@ def paddock(files: Mapping[str, Path], as_by_default: bool) -> Iterator[System]:
             queue_timeout_s=START_S,
             max_queue_per_team=1000,
         )
-        yield Paddock(stack, supervisor, catalog, files, as_by_default)
+        yield Paddock(stack, supervisor, catalog, files, stay_s)
 
 
 @dataclass(slots=True)
@@ -212,7 +209,7 @@ def server_preset(files: Mapping[str, Path]) -> str:
 
 
 @contextmanager
-def router(files: Mapping[str, Path], as_by_default: bool) -> Iterator[System]:
+def router(files: Mapping[str, Path], stay_s: float | None) -> Iterator[System]:
     """Start llama-server as a router. It has no policies."""
     with Stack(measured=True) as stack:
         preset, port = stack.folder / "models.ini", free_port()
@@ -283,7 +280,7 @@ def swap_config(script: Path, files: Mapping[str, Path]) -> dict[str, object]:
 
 
 @contextmanager
-def swap(files: Mapping[str, Path], as_by_default: bool) -> Iterator[System]:
+def swap(files: Mapping[str, Path], stay_s: float | None) -> Iterator[System]:
     """Start llama-swap. Raises Missing where it can't be had."""
     program = go_program(LLAMA_SWAP)
     with Stack(measured=True) as stack:

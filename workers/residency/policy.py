@@ -59,9 +59,11 @@ class Residency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return min(STAY_S, STAY_LOADS * load_s) if load_s else STAY_S
 
     def quiet_s(self, load_s: float) -> float:
-        """Return the most seconds after its last call for which it is worth waiting for the next: no more than loading
-        took, unless `min_resident_s` says that calls are to be collected."""
-        return load_s if load_s and self.min_resident_s is None else math.inf
+        """Return the most seconds after its last call for which it is worth waiting for the next: `min_resident_s`, or
+        else what loading took. `load_s`: that; 0: not known."""
+        if self.min_resident_s is not None:
+            return self.min_resident_s
+        return load_s or math.inf
 
     @property
     def most(self) -> int:
