@@ -354,6 +354,8 @@ class Admission:
             queue_position.served()
             waiter.timer = None  # it refers to the task, and so to every frame of a call that was cut off
             self._queue.remove(waiter)
+            if taken is None:
+                self._demand.note_left(waiter.model)
             if not self._closed:
                 self._give_back_rest(waiter, taken)
         if self._closed:

@@ -1,7 +1,8 @@
 """Tells supervisors, through Redis, which models this gateway's calls wait for or use (`workers.protocol.residency`).
 
 Supervisors load and unload models by that. It is written every half second while there is anything to tell, and at once
-when a call begins to wait for a model without a worker: the loading begins then. While Redis is away nothing is told.
+when a call begins to wait for a model without a worker: the loading begins then; and when the last such call has left,
+so that nothing is loaded, and nothing leaves, for callers who have gone. While Redis is away nothing is told.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ USED_S = 60.0
 """Seconds for which a model is told of after its last call."""
 ELSEWHERE_S = 15.0
 """Seconds for which a model is wanted after a fallback took a call: what may leave for it can have calls just now."""
+SETTLE_S = 0.01
+"""Seconds before the first calls of a model are told: who leaves at once has nothing loaded, and models that are called
+together are told together."""
+LEAST_S = 0.05
+"""Minimum seconds between two writings, whatever callers do: each has all supervisors decide anew."""
 KEY_TTL_S = 2 * LIFE_S
 """Lifetime of the hash unless a gateway writes to it: fields do not expire by themselves."""
 
@@ -83,6 +89,12 @@ class DemandReport:
             self._wanted.add(model)
             self._wake.set()
 
+    def note_left(self, model: str) -> None:
+        """Tell soon that a call does not wait any more and got no slot, if it was the last one that Redis knows to wait
+        for its model. Never waits."""
+        if model in self._waited_for and not self._queue.num_waiting(model):
+            self._wake.set()
+
     def want(self, model: str) -> None:
         """Note that a fallback serves a call in place of a model that has no worker. Never waits."""
         now, known = time.monotonic(), self._elsewhere.get(model)
@@ -94,8 +106,12 @@ class DemandReport:
 
     async def run(self) -> None:
         """Tell until cancelled."""
+        told_at = float("-inf")
         while True:
+            if self._wake.is_set():
+                await asyncio.sleep(max(SETTLE_S, told_at + LEAST_S - time.monotonic()))
             self._wake.clear()
+            told_at = time.monotonic()
             with self._outage.survive():
                 await self._tell()
             if self._outage.lasts:
@@ -144,8 +160,9 @@ class DemandReport:
                 await self._remove()
             return
         # A call that came after an admin had such a model unloaded loads it again.
-        again = [model for model in self._wanted & self._waited_for if self._is_on_demand(model)]
-        woken = (("PUBLISH", keys.WANTED_CHANNEL, ""),) if self._wanted else ()
+        wanted = self._wanted & self._waited_for  # callers of the others have left meanwhile
+        again = [model for model in wanted if self._is_on_demand(model)]
+        woken = (("PUBLISH", keys.WANTED_CHANNEL, ""),) if wanted else ()
         self._wanted.clear()
         self._is_told = True
         told = encode(GatewayDemand(at=time.time(), models=models))

@@ -13,11 +13,11 @@ from msgspec import structs
 
 from workers.planner.exchange import Exchange, Look
 from workers.planner.hearing import Hearing
-from workers.planner.merge import all_demand
+from workers.planner.merge import all_demand, not_waiting
 from workers.planner.messages import MachineCatalog, MachineOrders, MachineReport, digest_of, encode
 from workers.planner.planner import Decision, Planner
 from workers.protocol import keys
-from workers.protocol.residency import TOLD_EVERY_S, MachineModels, ModelDemand, ModelState, decode_demand
+from workers.protocol.residency import SILENT_S, TOLD_EVERY_S, MachineModels, ModelDemand, ModelState, decode_demand
 
 CATALOG_EVERY_S = 20.0
 """Maximum seconds between two writings of the machine's catalog."""
@@ -75,9 +75,12 @@ class Coordinator:
         return look
 
     def demand(self) -> dict[str, ModelDemand]:
-        """Return model -> its calls at all gateways together."""
-        live = self._demand.live(time.monotonic())
-        return all_demand((heard.told.models, heard.lag_s) for heard in live.values())
+        """Return model -> its calls at all gateways together; those of a silent gateway do not wait any more."""
+        clock = time.monotonic()
+        return all_demand(
+            (heard.told.models if clock - heard.heard_at <= SILENT_S else not_waiting(heard.told.models), heard.lag_s)
+            for heard in self._demand.live(clock).values()
+        )
 
     async def orders(self, report: MachineReport, catalog: MachineCatalog, now: float) -> MachineOrders | None:
         """Return this machine's orders after a `look`; None: there are none. Where this machine plans, decide for all

@@ -206,6 +206,13 @@ def all_demand(told: Iterable[tuple[Mapping[str, ModelDemand], float]]) -> dict[
     return found
 
 
+def not_waiting(models: Mapping[str, ModelDemand]) -> dict[str, ModelDemand]:
+    """Return what a gateway tells without its calls that wait, whose callers have gone."""
+    return {
+        model: ModelDemand(num_running=demand.num_running, used_at=demand.used_at) for model, demand in models.items()
+    }
+
+
 def _moved(demand: ModelDemand, lag_s: float) -> ModelDemand:
     return ModelDemand(
         num_waiting=demand.num_waiting,

@@ -17,6 +17,9 @@ LIFE_S = 5.0
 """Seconds after which what a gateway or supervisor has told counts no more."""
 TOLD_EVERY_S = 0.5
 """Maximum seconds between two writings by a gateway while calls wait, and by a supervisor."""
+SILENT_S = 4 * TOLD_EVERY_S
+"""Seconds after which nothing is loaded, and nothing leaves, for the calls of a gateway that tells nothing: it was
+killed, say, and its callers have gone."""
 LOOK_EVERY_S = 0.1
 """Seconds between two readings by a supervisor."""
 MAX_MODELS = 4096

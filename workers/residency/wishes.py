@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from workers.protocol.residency import Why
@@ -36,6 +36,9 @@ class Wish:
     """Whether anybody waits for it, so that it becomes overdue."""
     is_overdue: bool = False
     """Whether busy workers may be reserved for it."""
+    is_in_turn: bool = False
+    """Whether its team was served longer ago than those whose wishes are overdue, so that it does not come after all of
+    them."""
     replaces: str = ""
     """Id of the stale worker whose place it is to take."""
 
@@ -50,7 +53,7 @@ class Wish:
         if self.cause == "kept":
             return (0, -self.priority, NEVER, NEVER, self.model)
         if self.cause == "call":
-            place, priority = (1, NEVER) if self.is_overdue else (2, -self.priority)
+            place, priority = (1, NEVER) if self.is_overdue or self.is_in_turn else (2, -self.priority)
             return (place, priority, self.served_at, self.since, self.model)
         return (_LAST[self.cause], -self.priority, self.served_at, self.since, self.model)
 
@@ -72,7 +75,7 @@ def find_wishes(scene: Scene) -> list[Wish]:
             unit = scene.unit_of(model.name)
             known = by_unit.get(unit)
             by_unit[unit] = wishes if known is None else min(known, wishes, key=lambda each: each[0].rank)
-    return sorted((wish for wishes in by_unit.values() for wish in wishes), key=lambda wish: wish.rank)
+    return sorted(_in_turn([wish for wishes in by_unit.values() for wish in wishes]), key=lambda wish: wish.rank)
 
 
 def count_wanted(scene: Scene, wishes: Sequence[Wish]) -> dict[str, int]:
@@ -85,6 +88,20 @@ def count_wanted(scene: Scene, wishes: Sequence[Wish]) -> dict[str, int]:
         for companion in wish.models[1:]:
             wanted[companion] = wanted[companion] or 1
     return wanted
+
+
+def _in_turn(wishes: list[Wish]) -> list[Wish]:
+    """Return the wishes with those marked that have their turn before overdue ones, of the same or a lower priority: a
+    team that wants more models than fit has some that are overdue at all times."""
+    overdue = [wish for wish in wishes if wish.cause == "call" and wish.is_overdue]
+    if not overdue:
+        return wishes
+
+    def is_in_turn(wish: Wish) -> bool:
+        later = [other.priority for other in overdue if other.served_at > wish.served_at]
+        return bool(later) and wish.cause == "call" and wish.is_awaited and wish.priority >= max(later)
+
+    return [replace(wish, is_in_turn=True) if is_in_turn(wish) else wish for wish in wishes]
 
 
 def _kept(scene: Scene, model: Model) -> Iterator[Wish]:

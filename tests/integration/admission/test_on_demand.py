@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from gateway.admission.demand import KEY_TTL_S
+from gateway.admission.demand import KEY_TTL_S, LEAST_S
 from gateway.errors import ModelNotLoaded
 from gateway.registry.model_states import ModelStates
 from gateway.store.client import connect
@@ -61,6 +61,36 @@ async def test_supervisors_hear_at_once_of_a_call_that_waits(start: Start, super
     assert (demand.num_running, demand.used_at) == (0, 0.0)
     await guest.cancel()
     await until(lambda: not supervisor.gateways(), 3 * TOLD_EVERY_S, "nothing is left to tell")
+
+
+async def test_supervisors_hear_at_once_that_callers_have_gone(start: Start, supervisor: FakeSupervisor) -> None:
+    """Half a second later a model was loaded for them, and another one left for it."""
+    one = await start("g1")
+    for _ in range(4):  # what is told anyway is told every half second
+        first, second = Guest(one, call(patience_s=30.0)), Guest(one, call(patience_s=30.0))
+        await until(lambda: supervisor.num_waiting("m") == 2, TOLD_EVERY_S + SOON_S, "both are told")
+        await first.cancel()
+        await second.cancel()
+        took_s = await until(lambda: not supervisor.num_waiting("m"), SOON_S + LEAST_S, "that they have gone is told")
+        print(f"\ntold {1000 * took_s:.1f} ms after the last one left")
+
+
+async def test_a_crowd_that_comes_and_goes_has_supervisors_decide_a_few_times(
+    client: redis.asyncio.Redis, start: Start, supervisor: FakeSupervisor
+) -> None:
+    one = await start("g1")
+    async with client.pubsub() as heard:
+        await heard.subscribe(keys.WANTED_CHANNEL)
+        began = time.monotonic()
+        for _ in range(100):
+            guest = Guest(one, call(patience_s=30.0))
+            await asyncio.sleep(0.01)
+            await guest.cancel()
+        took_s = time.monotonic() - began
+        number = 0
+        while (message := await heard.get_message(timeout=0.2)) is not None:
+            number += message["type"] == "message"
+    assert 0 < number <= took_s / LEAST_S + 2
 
 
 async def test_what_runs_and_ran_is_told(client: redis.asyncio.Redis, start: Start, supervisor: FakeSupervisor) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -21,6 +22,7 @@ from tests.support.caller import Caller, calling
 from tests.support.fake_supervisor import FakeSupervisor
 from tests.support.stack import Stack
 from tests.support.waiting import until
+from workers.protocol import keys
 from workers.protocol.keys import HEARTBEAT_TTL_S
 from workers.protocol.residency import LIFE_S, TOLD_EVERY_S, Detail, ModelState, Why
 
@@ -134,6 +136,38 @@ async def test_a_call_that_its_limits_refuse_loads_nothing(stack: Stack, supervi
         status, body = await asyncio.wait_for(refused, 2)
         assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
     process.kill()
+
+
+async def test_callers_who_leave_at_once_load_nothing_and_hold_nothing(
+    stack: Stack, supervisor: FakeSupervisor
+) -> None:
+    body = json.dumps({"model": "coder", "messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
+    address = urlsplit(stack.gateways[0].url)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {stack.key}\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    is_over = False
+
+    async def watch() -> int:
+        most = 0
+        while not is_over:
+            most = max(most, supervisor.num_waiting("coder"))
+            await asyncio.sleep(0.005)
+        return most
+
+    watching = asyncio.create_task(watch())
+    for _ in range(20):
+        _, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(head.encode() + body)
+        await writer.drain()
+        writer.transport.abort()
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(TOLD_EVERY_S)
+    is_over = True
+    assert await watching == 0
+    with redis.Redis.from_url(stack.redis.url) as client:
+        await until(lambda: not client.zcard(keys.queue("coder")), 1.0, "none of them waits in line")
+        assert not client.zcard(keys.tickets("coder"))
+        assert not client.keys(keys.worker_leases("coder", "*"))
 
 
 async def test_a_model_that_fails_to_load_refuses_its_calls(stack: Stack, supervisor: FakeSupervisor) -> None:

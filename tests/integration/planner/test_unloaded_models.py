@@ -1,4 +1,4 @@
-"""The planner hears at once that a call has come for a model that an admin had unloaded."""
+"""The planner hears which calls wait: at once of those for a model that an admin had unloaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.workers.planner.reports import catalog, report
 from workers.planner.coordinator import Coordinator
 from workers.planner.planner import Decision
 from workers.protocol import keys, residency
-from workers.protocol.residency import GatewayDemand, ModelDemand
+from workers.protocol.residency import SILENT_S, GatewayDemand, ModelDemand
 from workers.redis import link
 
 MACHINE = "host1"
@@ -60,3 +60,22 @@ async def test_a_call_takes_an_unload_back_at_once(client: redis.asyncio.Redis) 
     unloaded.clear()
     then = await decided(coordinator, client)
     assert [start.model for start in then.plan.starts()] == ["a"]
+
+
+async def test_a_gateway_that_is_silent_has_nothing_loaded(client: redis.asyncio.Redis) -> None:
+    """One that was killed has no callers any more; what it told last counted for five seconds."""
+
+    async def marked(models: Sequence[str]) -> frozenset[str]:
+        return frozenset()
+
+    coordinator = Coordinator(client, "host2", marked)
+    now = time.time()
+    waiting = GatewayDemand(at=now, models={"a": ModelDemand(num_waiting=1, oldest_at=now, num_running=1, used_at=now)})
+    await client.hset(keys.DEMAND, "gateway", residency.encode(waiting))
+    await coordinator.look({}, now)
+    assert coordinator.demand()["a"].num_waiting == 1
+    await asyncio.sleep(SILENT_S + 0.2)
+    await coordinator.look({}, time.time())
+    demand = coordinator.demand()["a"]
+    assert (demand.num_waiting, demand.oldest_at) == (0, 0.0)
+    assert demand.num_running == 1, "a worker may still have calls that the gateway has given it"

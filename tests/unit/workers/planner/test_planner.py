@@ -247,3 +247,26 @@ def test_teams_take_turns_however_many_models_one_of_them_calls() -> None:
     assert len(turns) > 20
     assert turns[2:20:2].count("a") + turns[3:20:2].count("a") in (8, 9), turns[:20]
     assert {*turns} == {*"abcd"}, "and the other's models take turns among themselves"
+
+
+def test_a_team_that_always_has_models_overdue_does_not_keep_anothers_from_being_loaded() -> None:
+    """A thousand calls of one team wait for ten models, of which one fits at a time, each for a minute. The other
+    team's first call had its model loaded when it was overdue itself, 30 s later."""
+    names = "abcdefghij"
+    world = World(Host(catalog(**dict.fromkeys(names, 60), z=60)))
+    called_at = 0.0
+    for number in range(100):
+        loaded = world.hosts["a"].models()
+        waiting = {
+            name: ModelDemand(num_waiting=100, oldest_at=world.now - 60, teams=("noisy",))
+            for name in names
+            if name not in loaded
+        }
+        if number >= 60:
+            called_at = called_at or world.now
+            waiting["z"] = ModelDemand(num_waiting=1, oldest_at=called_at, teams=("quiet",))
+        world.round(is_heard=True, **waiting)
+        if "z" in world.hosts["a"].models():
+            break
+    assert world.hosts["a"].models() == ["z"]
+    assert world.now - called_at < 3.0, "the next turn is its own"
