@@ -28,7 +28,7 @@ def refused(status: int = 500) -> Answer:
 
 
 def test_all_get_the_same_models_and_bound() -> None:
-    catalog = paddock_catalog(FILES, as_by_default=False)
+    catalog = paddock_catalog(FILES, stay_s=0.0)
     assert catalog["models_max"] == PLACES
     assert [model["name"] for model in catalog["models"] if not model["residency"]["autoload"]] == [MANUAL]  # type: ignore[attr-defined]
     preset = configparser.ConfigParser()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -667,7 +668,7 @@ def test_pairs_of_waiting_models_are_never_promised_the_same_memory() -> None:
     ],
 )
 def test_a_model_stays_for_as_long_as_loading_it_is_worth(
-    load_s: float, policy: dict[str, float], stays_s: float
+    load_s: float, policy: dict[str, Any], stays_s: float
 ) -> None:
     resident = model("a", **policy)
     there = replace(worker("a1", 20, age_s=0), load_s=load_s, since=NOW)
