@@ -4,6 +4,10 @@
 {{- $wrong := list -}}
 {{- $names := list -}}
 {{- $slugs := list -}}
+{{- $_ := include "paddock.firstModel" . -}}
+{{- if not .Values.enabled -}}
+{{- $wrong = append $wrong "enabled: false leaves nothing out unless the umbrella chart's dependency has it as its condition (`condition: paddock.enabled`); add that, or leave enabled out" -}}
+{{- end -}}
 {{- range $number, $entry := .Values.models -}}
 {{- $model := include "paddock.model" (dict "root" $ "entry" $entry) | fromJson -}}
 {{- $where := printf "models[%d] (%s)" $number $model.name -}}

@@ -5,6 +5,14 @@
 {{- mergeOverwrite (deepCopy .root.Values.workers) (deepCopy .entry) | mustToRawJson -}}
 {{- end -}}
 
+{{/* The first model's name. `models: null` takes the chart's own entry away, which no schema sees. */}}
+{{- define "paddock.firstModel" -}}
+{{- if not .Values.models -}}
+{{- fail "\n\nmodels: null leaves nothing to serve; name at least one model, such as `{name: gemma-3-1b, hf: ggml-org/gemma-3-1b-it-GGUF:Q4_K_M}`, or leave models out for that one\n" -}}
+{{- end -}}
+{{- (first .Values.models).name -}}
+{{- end -}}
+
 {{/* Where the model's file lies in a worker. `paddock models pull` names it by the model's name. */}}
 {{- define "paddock.modelFile" -}}
 {{- if .path -}}

@@ -135,9 +135,14 @@ spec:
   {{- end }}
   terminationGracePeriodSeconds: {{ add $drain (include "paddock.endS" . | int) }}
   securityContext: {{ include "paddock.podSecurity" . | nindent 4 }}
-  {{- if not $model.path }}
+  {{- if or (not $model.path) $model.extraInitContainers }}
   initContainers:
+    {{- if not $model.path }}
     {{- include "paddock.fetchContainer" . | nindent 4 }}
+    {{- end }}
+    {{- with $model.extraInitContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   {{- end }}
   containers:
     - name: worker
@@ -176,6 +181,9 @@ spec:
         {{- with $model.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+    {{- with $model.extraContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
     {{- if not (and $own (not $isShared) (eq $models.type "claim")) }}
     - name: models

@@ -96,3 +96,22 @@ def test_helm_waits_for_longer_than_the_test_may_take(notes: Notes) -> None:
     text, found = notes({"test": {"timeoutS": 1000}})
     (minutes,) = re.findall(r"--timeout (\d+)m", text)
     assert int(minutes) * 60 > found.one("Pod")["spec"]["activeDeadlineSeconds"]
+
+
+def test_images_without_a_registry_are_told(notes: Notes) -> None:
+    text, found = notes({})
+    (told,) = re.findall(r"WARNING: no registry is named for (.*)\.\n", text)
+    asked = {each["image"] for _, pod in found.pods() for each in pod["containers"]}
+    assert set(told.split(", ")) == {image for image in asked if image.startswith("paddock-")}
+    assert "push the images to a registry of yours, and set image.registry to it" in text
+
+
+@pytest.mark.parametrize("registry", ["registry.example.com/llm", "10.0.0.1:5000", "an-account-at-docker-hub"])
+def test_images_of_a_registry_need_no_words(notes: Notes, registry: str) -> None:
+    assert "WARNING" not in notes({"image": {"registry": registry}})[0]
+
+
+def test_only_images_that_are_used_are_told(notes: Notes) -> None:
+    model = {"name": "m", "hf": "org/m", "image": "registry.example.com/worker:1"}
+    text, _ = notes({"models": [model], "accounts": {"enabled": False}})
+    assert re.findall(r"no registry is named for (.*):", text) == ["paddock-gateway"]

@@ -62,6 +62,8 @@ TOGGLES: dict[str, dict[str, Any]] = {
             "extraEnv": [{"name": "A", "value": "b"}],
             "extraVolumes": [{"name": "v", "emptyDir": {}}],
             "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
+            "extraContainers": [{"name": "proxy", "image": "proxy:1"}],
+            "extraInitContainers": [{"name": "first", "image": "first:1"}],
             "podAnnotations": {"x": "y"},
             "podLabels": {"x": "y"},
             "priorityClassName": "high",
@@ -82,7 +84,14 @@ TOGGLES: dict[str, dict[str, Any]] = {
             "nodeSelector": {"a": "b"},
             "tolerations": [{"operator": "Exists"}],
             "runtimeClassName": "nvidia",
+            "extraContainers": [{"name": "proxy", "image": "proxy:1"}],
+            "extraInitContainers": [{"name": "first", "image": "first:1"}],
         },
+        "accounts": {
+            "extraContainers": [{"name": "proxy", "image": "proxy:1"}],
+            "extraInitContainers": [{"name": "first", "image": "first:1"}],
+        },
+        "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-more"}}],
     },
     "sources": {
         "modelCache": {"type": "existing", "existingClaim": "models"},

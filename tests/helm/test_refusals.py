@@ -44,6 +44,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "at '/workers/settings/max_adapters': minimum: got 0, want 1",
     ),
     "no model": ({"models": []}, "at '/models': minItems"),
+    "models taken away": (
+        {"models": None},
+        "models: null leaves nothing to serve; name at least one model, such as `{name: gemma-3-1b, ",
+    ),
+    "off, and installed all the same": (
+        {"enabled": False},
+        "enabled: false leaves nothing out unless the umbrella chart's dependency has it as its condition",
+    ),
+    "an object that is none": ({"extraObjects": [3]}, "at '/extraObjects/0': got number, want "),
     "a model without a name": ({"models": [{"hf": "org/m"}]}, "at '/models/0': missing property 'name'"),
     "unknown field of a model": (of_model(slotz=3), "at '/models/0': additional properties 'slotz' not allowed"),
     "llama.cpp's settings": (of_model(llama={"n_batch": 3}), "at '/models/0/llama/n_batch': minimum: got 3, want 32"),

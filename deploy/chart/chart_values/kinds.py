@@ -106,4 +106,6 @@ def pods() -> dict[str, Schema]:
         "extraEnv": several(kubernetes()),
         "extraVolumes": several(kubernetes()),
         "extraVolumeMounts": several(kubernetes()),
+        "extraContainers": several(kubernetes()),
+        "extraInitContainers": several(kubernetes()),
     }

@@ -237,6 +237,7 @@ def whole_schema() -> Schema:
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of Paddock's chart",
         **fields(
+            enabled=flag(),
             nameOverride=text(),
             fullnameOverride=text(),
             commonLabels=named(text()),
@@ -256,6 +257,7 @@ def whole_schema() -> Schema:
             redis=redis(),
             ipv6=flag(),
             test=fields(model=text(), timeoutS=whole(10, 86400)),
+            extraObjects=several({"type": ["object", "string"]}),
             **{"global": kubernetes()},
             **outside(),
             **around(),
