@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from workers.llama.model import Model
 from workers.llama.native import version
 from workers.llama.sampling.stages import Settings
 from workers.llama.tokens.vocab import Vocab
+from workers.models.regular_files import open_regular
 from workers.models.spec import LlamaSettings, is_template
 from workers.process.helper_process import Launch
 from workers.protocol.heartbeat import Modality, WorkerKind
@@ -46,7 +48,7 @@ def template_of(setting: str) -> str:
         return NAMED[setting]
     path = Path(setting).expanduser()
     try:
-        with path.open("rb") as file:
+        with io.BufferedReader(open_regular(path)) as file:
             data = file.read(MAX_TEMPLATE_BYTES + 1)
         source = data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -17,7 +17,6 @@ import errno
 import hashlib
 import math
 import os
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import RawIOBase
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from workers.llama.gguf import BLOCKS, GgufHeader, TensorInfo, parse_header
 from workers.llama.model import Model
 from workers.llama.native import AdapterError, AdapterUnreadable, ModelError, native_log
+from workers.models.regular_files import NotAFile, open_regular
 
 __all__ = ["Adapter", "AdapterError", "AdapterFile", "AdapterUnreadable", "AppliedAdapters", "inspect"]
 
@@ -97,9 +97,7 @@ def inspect(path: Path, base: GgufHeader, *, max_bytes: int = 0) -> AdapterFile:
 
     Safe on any thread; takes as long as reading the file. `max_bytes`: maximum size of the file; 0: no bound."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its other end
-            raise AdapterError(f"{path.name}: is no file; give the path of the .gguf file")
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path) as file:
             status = os.fstat(file.fileno())
             if max_bytes and status.st_size > max_bytes:
                 raise AdapterError(
@@ -195,6 +193,8 @@ class AppliedAdapters:
 
 
 def _unreadable(path: Path, error: OSError) -> AdapterError:
+    if isinstance(error, NotAFile | IsADirectoryError):
+        return AdapterError(f"{path.name}: is no file; give the path of the .gguf file")
     if error.errno in SHORTAGES:
         return AdapterUnreadable(
             f"{path.name}: can't be read now ({error.strerror}), though nothing is known to be wrong with it; load it "

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workers.llama.native import ModelError
+from workers.models.regular_files import NotAFile, open_regular
 
 Scalar = int | float | bool | str
 Value = Scalar | list[Scalar]
@@ -172,7 +173,7 @@ def parse_header(path: Path, data: bytes, size: int) -> GgufHeader:
 
 def _read_one(path: Path) -> GgufHeader:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             if size == 0:
                 raise ModelError(f"{path}: the file is empty; download or copy it again")
@@ -182,6 +183,8 @@ def _read_one(path: Path) -> GgufHeader:
         raise ModelError(f"{path}: there is no such file; check the path of the model") from None
     except IsADirectoryError:
         raise ModelError(f"{path}: this is a folder; give the path of the .gguf file inside it") from None
+    except NotAFile as error:
+        raise ModelError(f"{path}: {error.strerror}; give the path of a .gguf file") from None
     except OSError as error:
         raise ModelError(f"{path}: can't be read ({error.strerror}); check its permissions") from None
 

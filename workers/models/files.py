@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from workers.models.regular_files import open_regular
+
 SUFFIX = ".gguf"
 DRAFT, PROJECTOR, ADAPTER = ".draft", ".projector", ".adapter."
 """Parts of the names of files that belong to a model: `NAME.draft.gguf`, `NAME.projector.gguf`, and
@@ -96,7 +98,7 @@ decode_model = msgspec.json.Decoder(FetchedModel).decode
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's contents. Raises OSError."""
     seen = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(BLOCK_BYTES):
             seen.update(block)
     return seen.hexdigest()

@@ -18,6 +18,7 @@ from workers.models import catalog
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.fetched import Fetched, FileChanged
 from workers.models.files import decode_model, first_part, parse_reference
+from workers.models.regular_files import NotAFile, check_regular, open_regular
 from workers.models.spec import NO_PROJECTOR, TEMPLATE_NAMES, AdapterSpec, ModelSpec, is_template
 from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.process import parent_death
@@ -105,6 +106,7 @@ class Library:
             for adapter in model.adapters:
                 if adapter.path:
                     check_gguf(Path(adapter.path), f"{model.name}, adapter {adapter.name}")
+            check_template(model)
             for vector in model.llama.control_vectors:
                 check_gguf(Path(vector.path), f"{model.name}, control vector")
         return tuple(self._with_companions(model) for model in served)
@@ -246,10 +248,24 @@ class Library:
         )
 
 
+def check_template(model: ModelSpec) -> None:
+    """Raise ModelUnusable if a model's `chat_template` is the path of something that is no file. A worker reads it, and
+    tells what else is wrong with it."""
+    if not model.chat_template or is_template(model.chat_template):
+        return
+    path = Path(model.chat_template).expanduser()
+    try:
+        check_regular(path)
+    except (NotAFile, IsADirectoryError) as error:
+        raise ModelUnusable(f"model {model.name}: chat_template: {path}: {error.strerror}; give a Jinja file") from None
+    except (OSError, ValueError):  # the name of a template that comes with Paddock, or the worker tells
+        return
+
+
 def check_gguf(path: Path, name: str) -> None:
     """Raise ModelUnusable unless the file exists and begins like a GGUF file. `name`: the model's, for the message."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(HEADER_BYTES)
     except FileNotFoundError:
         raise ModelUnusable(f"model {name}: no file {path}; check the path") from None

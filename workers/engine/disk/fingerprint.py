@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -27,6 +28,7 @@ import msgspec
 
 from workers.llama.gguf import GgufHeader
 from workers.llama.native import build_id
+from workers.models.regular_files import open_regular
 from workers.models.spec import LlamaSettings
 
 CHUNK_BYTES = 8 << 20
@@ -102,7 +104,7 @@ def system_fingerprint(paths: Sequence[Path], build: str) -> str:
     for path in paths:
         size = path.stat().st_size
         digest.update(b"%d" % size)
-        with path.open("rb") as file:
+        with io.BufferedReader(open_regular(path)) as file:
             for number in range(NUM_SAMPLES):
                 file.seek(max(0, size - SAMPLE_BYTES) * number // (NUM_SAMPLES - 1))
                 digest.update(file.read(SAMPLE_BYTES))
@@ -178,7 +180,7 @@ class ModelHashes:
 
 def _sha256(path: Path, size: int, stop: Callable[[], bool]) -> str | None:
     digest, left = hashlib.sha256(), size
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         # A file that grows is not read for ever; the caller finds out afterwards that it has grown.
         while left and (chunk := file.read(min(CHUNK_BYTES, left))):
             if stop():

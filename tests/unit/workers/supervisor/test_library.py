@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from workers.models.catalog import CatalogError
+from workers.llama.gguf import read_header
+from workers.llama.native import ModelError
+from workers.models.catalog import Catalog, CatalogError
 from workers.models.library import DEMO_ALIAS, Library, ModelUnusable, check_gguf, demo, wanted
+from workers.models.spec import AdapterSpec, ModelSpec
+from workers.served_text import TemplateFileUnusable, template_of
 from workers.settings import SupervisorSettings
 
 GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
@@ -159,6 +166,42 @@ def test_a_file_that_is_no_model(tmp_path: Path, content: bytes, said: str) -> N
     path.write_bytes(content)
     with pytest.raises(ModelUnusable, match=said):
         check_gguf(path, "m")
+
+
+@pytest.fixture(params=["a pipe", "a socket", "a device"])
+def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """The path of something that is no file, and what it is."""
+    kind: str = request.param
+    path = tmp_path / "odd.gguf"
+    with socket.socket(socket.AF_UNIX) as opened:
+        if kind == "a pipe":
+            os.mkfifo(path)
+        elif kind == "a socket":
+            opened.bind(str(path))
+        else:
+            path.symlink_to("/dev/zero")
+        yield path, kind
+
+
+@pytest.mark.timeout(10)
+def test_what_is_no_file_is_refused_at_once(odd: tuple[Path, str], model: Path) -> None:
+    """Opening a pipe waited for its other end: a supervisor that read its catalog hung there."""
+    path, kind = odd
+    with pytest.raises(ModelUnusable, match=f"model m: .*odd.gguf: it is {kind}, not a file; it must be a readable"):
+        check_gguf(path, "m")
+    with pytest.raises(ModelError, match=f"odd.gguf: it is {kind}, not a file; give the path"):
+        read_header(path)
+    library = Library(path.parent)
+    for spec in (
+        ModelSpec(name="m", path=str(path)),
+        ModelSpec(name="m", path=str(model), projector=str(path)),
+        ModelSpec(name="m", path=str(model), adapters=(AdapterSpec(name="a", path=str(path)),)),
+        ModelSpec(name="m", path=str(model), chat_template=str(path)),
+    ):
+        with pytest.raises(ModelUnusable, match=f"it is {kind}, not a file"):
+            library.locate_all(Catalog(models=(spec,)))
+    with pytest.raises(TemplateFileUnusable, match=f"it is {kind}, not a file; give a Jinja file"):
+        template_of(str(path))
 
 
 def test_a_missing_or_odd_file(tmp_path: Path, model: Path) -> None:
