@@ -130,6 +130,14 @@ def model_not_loaded(model: str, why: str, wait_s: float) -> ModelNotLoaded:
     )
 
 
+def unloaded_by_admin(model: str) -> ModelNotLoaded:
+    """Return the error for a call for a model that an admin has unloaded, and that calls don't load again."""
+    return ModelNotLoaded(
+        f"Model {model!r} is not loaded: an admin has unloaded it. Have an admin load it (POST /models/load).",
+        retry_after_s=NOT_LOADED_RETRY_AFTER_S,
+    )
+
+
 def not_loaded_unasked(model: str) -> ModelNotLoaded:
     """Return the error for a call that asks not to have its model loaded."""
     return ModelNotLoaded(

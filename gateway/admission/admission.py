@@ -29,6 +29,7 @@ from gateway.back_pressure import (
     not_loaded_unasked,
     queue_full,
     stopping,
+    unloaded_by_admin,
 )
 from gateway.call import Call, Principal
 from gateway.errors import ModelNotLoaded, QueueFull, QueueTimeout, StoreUnavailable
@@ -327,13 +328,16 @@ class Admission:
         return Waiter(order, call.model, request, avoid, wait_limits, begin_by, ranking, offers, may_load=may_load)
 
     async def _check_autoload(self, call: Call) -> None:
-        """Check what a call for a model without a worker says about loading it: a call may not want that, and an
-        admin's has it loaded although the catalog says that calls don't. Raises ModelNotLoaded, StoreUnavailable."""
+        """Check whether a call for a model without a worker may have it loaded: a call may not want that, an admin's
+        has it loaded although the catalog says that calls don't, and no call has one loaded that should always have
+        workers and that an admin has unloaded. Raises ModelNotLoaded, StoreUnavailable."""
         if call.autoload is False and not self._states.comes(call.model):
             raise not_loaded_unasked(call.model)
         state = self._states.of(call.model) if call.autoload and call.principal.admin else None
         if state is not None and state.status == "unloaded":  # one that has failed is tried again when its time comes
             await self._desired.ask_for(call.model)
+        elif self._states.is_kept(call.model) and await self._desired.unloaded([call.model]):
+            raise unloaded_by_admin(call.model)
 
     async def _admit(self, waiter: Waiter, call: Call, queue_position: QueuePosition) -> Lease:
         if not waiter.wait_limits.served:

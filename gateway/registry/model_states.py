@@ -60,7 +60,8 @@ class Refusal:
     state: ModelState
     """What all machines that know the model say, merged."""
     known_since: float
-    """time.monotonic(): the machines knew of the calls that began to wait before this, and refuse them all the same."""
+    """time.monotonic(): calls that began to wait before this are refused. The machines knew of them; or they had told
+    before that no call changes anything."""
 
     def retry_in_s(self, now: float) -> float:
         """Return the seconds until the model is tried again, at least 1; 0: it is not tried by itself. `now`: Unix
@@ -89,6 +90,7 @@ def merged(states: Sequence[ModelState]) -> ModelState:
         progress=max((state.progress for state in same if state.progress is not None), default=None),
         why=next((state.why for state in same if state.why), Why()),
         is_hopeless=all(state.is_hopeless for state in states),
+        needs_admin=all(state.needs_admin for state in states),
         retry_at=min((state.retry_at for state in states if state.retry_at), default=0.0),
         num_failures=max(state.num_failures for state in states),
         exit_code=next((state.exit_code for state in states if state.exit_code is not None), None),
@@ -107,6 +109,12 @@ def effective(state: ModelState | None, *, has_workers: bool, is_coming: bool) -
 
 def _refuses(state: ModelState) -> bool:
     return state.status == "failed" or (state.is_hopeless and state.status == "unloaded")
+
+
+def _is_closed(told: MachineModels, model: str) -> bool:
+    """Return whether no call changes the model's state on a machine: an admin has to, or it is tried again later."""
+    state = told.models[model]
+    return state.needs_admin or (state.status == "failed" and state.retry_at - told.at > SETTLE_S)
 
 
 class ModelStates:
@@ -131,6 +139,10 @@ class ModelStates:
         """Seconds of work that the last reading took, as far as it was long enough to rest."""
         self._cursor = b"0"
         """HSCAN cursor from which the next reading goes on; "0": from the beginning."""
+        self._began_at = float("-inf")
+        """time.monotonic() when the last reading that was answered began."""
+        self._asked: frozenset[str] = frozenset()
+        """Models that an admin wants loaded, which machines may not have heard yet."""
         self._wake = asyncio.Event()
 
     def listen(self, on_read: Callable[[], None], is_awaited: Callable[[], bool]) -> None:
@@ -174,6 +186,10 @@ class ModelStates:
         """Return whether calls load the model: a machine may load it, and it need not have workers at all times."""
         return model not in self._meant() and bool(self.machines(model))
 
+    def is_kept(self, model: str) -> bool:
+        """Return whether the model should have workers at all times, on a machine that decides what is loaded."""
+        return model in self._meant() and bool(self.machines(model))
+
     def comes(self, model: str) -> bool:
         """Return whether the model gets a worker whether or not a call waits: one loads, or has loaded a moment ago, or
         calls don't load it."""
@@ -194,13 +210,17 @@ class ModelStates:
         states = self.machines(model)
         if not states or not all(map(_refuses, states.values())):
             return None
-        read_at = min(self._reports[machine].read_at for machine in states)
-        return Refusal(merged([*states.values()]), read_at - SETTLE_S)
+        reports = [self._reports[machine] for machine in states]
+        is_closed = model not in self._asked and all(_is_closed(report.told, model) for report in reports)
+        known_since = self._began_at if is_closed else min(report.read_at for report in reports) - SETTLE_S
+        return Refusal(merged([*states.values()]), known_since)
 
     async def refresh(self) -> None:
         """Read all machines' reports once. Raises redis.RedisError, OSError."""
         call = ("EVAL", self._script, 1, keys.RESIDENCY, "hash", LONGEST_BYTES, MOST_TEXTS, MOST_BYTES, self._cursor)
-        (answer,) = await self._commands.ask(call)
+        began_at = time.monotonic()
+        # Read first: a model that is loaded by then is asked for no more, and its machine has told of it.
+        asked, answer = await self._commands.ask(("HKEYS", keys.ASKED), call)
         if isinstance(answer, NO_ANSWER):
             raise answer
         now, pauses = time.monotonic(), Pauses()
@@ -217,8 +237,11 @@ class ModelStates:
             if not began == self._cursor == b"0":
                 self._unreadable.skip(Unread.RESIDENCY, keys.RESIDENCY, "its machines are too many to be read at once")
                 found = {machine: one for machine, one in self._reports.items() if _counts(one, now)} | found
+                began_at = float("-inf")  # of some machines nothing was read
             self._reports = found
-        self._worked_s = pauses.worked_s
+        names = asked if isinstance(asked, list) else []
+        self._asked = frozenset(name.decode(errors="replace") for name in names)
+        self._began_at, self._worked_s = began_at, pauses.worked_s
         for on_read in self._listeners:
             on_read()
 

@@ -173,8 +173,7 @@ def _may_load(scene: Scene, model: Model, wish: Wish) -> bool:
             scene.wait(Wait(name, "unloaded", why))
         return False
     if wish.cause == "call" and not (model.policy.autoload or is_admins):
-        why = Why.of((name,), " is not loaded by calls (autoload: false); POST /models/load does")
-        scene.wait(Wait(name, "autoload", why))
+        scene.wait(Wait(name, "autoload", not_by_calls(name)))
         return False
     if failure is not None and not scene.candidates(model):
         wait = seconds(failure.not_before - scene.now)
@@ -182,6 +181,11 @@ def _may_load(scene: Scene, model: Model, wish: Wish) -> bool:
         scene.wait(Wait(name, "failed", why, failure.not_before))
         return False
     return True
+
+
+def not_by_calls(model: str) -> Why:
+    """Return why a model whose `autoload` is off is not loaded."""
+    return Why.of((model,), " is not loaded by calls (autoload: false); POST /models/load does")
 
 
 def _told(scene: Scene, demand: Demand) -> Why:

@@ -39,16 +39,16 @@ from workers.planner.messages import (
 )
 from workers.protocol import residency
 from workers.protocol.heartbeat import Heartbeat
-from workers.protocol.residency import MachineModels, ModelDemand, ModelState, ModelStatus, Why
+from workers.protocol.residency import MachineModels, ModelDemand, ModelState, Why
 from workers.residency.ledger import free_bytes
 from workers.residency.picture import CPU, NEVER, Device, Failure, Share, Status
-from workers.residency.plan import HOPELESS
 from workers.residency.policy import Group
 from workers.residency.scene import gib
 from workers.settings import SupervisorSettings
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.loading.history import STABLE_S, Death, History
 from workers.supervisor.loading.load_watch import LoadWatch, mapped_size
+from workers.supervisor.loading.model_state import Refused, state_of
 from workers.supervisor.loading.readings import Readings
 from workers.supervisor.needs import Needs, bounds_of
 from workers.supervisor.output import Console
@@ -526,29 +526,29 @@ class Residents:
 
     def _state(self, model: str, wait: ToldWait | None, now: float, *, with_log: bool) -> ModelState:
         residents = [each for each in self._residents.values() if each.worker.model.name == model]
-        past, refused = self._past_of(model), self._needs.refused.get(model)
-        failure, last = past.pending(now), past.last
-        status: ModelStatus = "unloaded"
-        if any(each.status in ("ready", "reserved") for each in residents):
-            status = "loaded"
-        elif any(each.status == "loading" for each in residents):
-            status = "loading"
-        elif failure is not None or refused:
-            status = "failed"
-        before = last.why if last is not None and status != "loaded" else None
-        whys = (refused, None if failure is None else failure.why, None if wait is None else wait.why, before)
         shares = [each.watch.progress for each in residents if each.status == "loading" and each.watch is not None]
-        is_hopeless = bool(refused) or (wait is not None and wait.reason in HOPELESS)
-        return ModelState(
-            status=status,
-            progress=max((share for share in shares if share is not None), default=None),
-            why=next((why for why in whys if why), Why()),
-            is_hopeless=is_hopeless and status not in ("loaded", "loading"),
-            retry_at=failure.not_before if failure is not None else self._needs.retry_at.get(model, 0.0),
-            num_failures=past.num_failures,
-            exit_code=last.code if last is not None else None,
-            log=last.lines if last is not None and with_log else (),
+        return state_of(
+            model,
+            {each.status for each in residents},
+            max((share for share in shares if share is not None), default=None),
+            self._past_of(model),
+            Refused(self._needs.refused.get(model, Why()), self._needs.retry_at.get(model, 0.0)),
+            wait,
+            now,
+            needs_admin=self._needs_admin(model),
+            with_log=with_log,
         )
+
+    def _needs_admin(self, model: str) -> bool:
+        """Return whether no call loads the model, nor does anything else but an admin."""
+        policy = self._models[model].policy
+        group = self._rules.groups.get(policy.group) if policy.group is not None else None
+        companions = {model}
+        if group is not None and group.together:
+            companions = {name for name, spec in self._models.items() if spec.policy.group == policy.group}
+        is_due = policy.preload and not self._past_of(model).was_loaded
+        is_there = any(each.worker.model.name in companions for each in self._residents.values())
+        return not (policy.autoload or policy.min or is_due or is_there)
 
 
 def _others(device: DeviceState) -> int:

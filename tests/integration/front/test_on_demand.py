@@ -18,8 +18,10 @@ import redis
 from accounts.protocol.records import digest
 from gateway.api.http.listeners import MOST_PER_KEY, MOST_PER_TEAM
 from gateway.api.operations.health import FRESH_S
+from gateway.registry.model_states import AWAITED_S, SETTLE_S
 from tests.support.caller import Caller, calling
 from tests.support.fake_supervisor import FakeSupervisor
+from tests.support.redis_server import logged_in
 from tests.support.stack import Stack
 from tests.support.waiting import until
 from workers.protocol import keys
@@ -37,12 +39,18 @@ CATALOG = "\n".join(
 )
 LIMITED_KEY = "pk-limited-0123456789"
 PING_S = 0.1
+AT_ONCE_S = 0.3
+"""Within it a call is refused that no machine need hear of."""
 KNOWN_S = 2.5
 """Within it a gateway has read what a supervisor tells."""
 QUICK = ("--step-ms", "2", "--tokens", "4")
 UNLOADED = ModelState(status="unloaded")
 NARROW_KEY = "pk-narrow-0123456789abcdef"
 TOO_LARGE = ModelState(status="unloaded", why=Why.of("no machine has the memory"), is_hopeless=True)
+
+CLOSED = ModelState(
+    status="unloaded", why=Why.of(("coder",), " is not loaded by calls"), is_hopeless=True, needs_admin=True
+)
 
 
 def loading(progress: float | None) -> ModelState:
@@ -285,6 +293,67 @@ async def test_a_call_may_want_no_load(stack: Stack, supervisor: FakeSupervisor)
         # Until that is given up.
         supervisor.tell(small=UNLOADED)
         assert await asyncio.wait_for(held, 3) == 503
+
+
+async def refused_s(caller: Caller) -> tuple[float, dict[str, Any]]:
+    """The seconds after which a call is refused, and its error."""
+    began = time.monotonic()
+    status, body = await asyncio.wait_for(caller.whole(max_tokens=1), 5)
+    assert (status, body["error"]["code"]) == (503, "model_not_loaded")
+    return time.monotonic() - began, body["error"]
+
+
+async def test_a_call_that_nothing_loads_is_refused_at_once(stack: Stack, supervisor: FakeSupervisor) -> None:
+    async with asking(stack, "coder") as caller:
+        for state, reason in ((CLOSED, "coder is not loaded by calls"), (failed(), "the file ends early")):
+            supervisor.tell(coder=state)
+            await status_of(caller, reason=state.why.whole)
+            took_s, error = await refused_s(caller)
+            assert reason in error["message"]
+            assert took_s < AT_ONCE_S
+        crowd = await asyncio.gather(*(refused_s(caller) for _ in range(20)))
+        assert max(took_s for took_s, _ in crowd) < AT_ONCE_S
+        # What waiting may change is waited for: the supervisor has to hear of the call first.
+        supervisor.tell(coder=TOO_LARGE)
+        await status_of(caller, reason="no machine has the memory")
+        assert (await refused_s(caller))[0] > SETTLE_S - AWAITED_S
+
+
+async def test_a_call_right_after_an_admin_s_load_waits(stack: Stack, supervisor: FakeSupervisor) -> None:
+    """The supervisor has not told yet that it loads the model."""
+    async with asking(stack, "coder") as caller:
+        supervisor.tell(coder=CLOSED)
+        await status_of(caller, reason=CLOSED.why.whole)
+        assert await posted(caller, "/models/load") == (200, {"success": True})
+        held = asyncio.create_task(caller.whole(max_tokens=1))
+        await asyncio.sleep(AT_ONCE_S + 2 * AWAITED_S)
+        assert not held.done()
+        supervisor.tell(coder=loading(0.5))
+        process = stack.fake_worker("coder", *QUICK, worker_id="coder-w")
+        assert (await asyncio.wait_for(held, 10))[0] == 200
+        assert await posted(caller, "/models/unload") == (200, {"success": True})
+        process.kill()
+
+
+async def test_a_kept_model_that_an_admin_has_unloaded_refuses_at_once() -> None:
+    with Stack() as stack, FakeSupervisor(stack.redis.url, {"kept": UNLOADED}) as supervisor:
+        catalog = stack.folder / "catalog.yaml"
+        catalog.write_text("models: [{name: kept, path: kept.gguf, residency: {min: 1}}]")
+        stack.gateway(catalog=catalog, ready_wait_s=0.1, start_timeout_s=30)
+        with redis.Redis.from_url(logged_in(stack.redis.url, "supervisor")) as client:
+            client.set(keys.supervised("kept"), 1)
+        async with asking(stack, "kept") as caller:
+            await status_of(caller, value="unloaded")
+            held = asyncio.create_task(caller.whole(max_tokens=1))
+            await until(lambda: supervisor.num_waiting("kept") == 1, 2.0, "one that came before waits")
+            assert await posted(caller, "/models/unload") == (200, {"success": True})
+            took_s, error = await refused_s(caller)
+            assert took_s < AT_ONCE_S
+            assert "an admin has unloaded it" in error["message"]
+            assert await posted(caller, "/models/load") == (200, {"success": True})
+            process = stack.fake_worker("kept", *QUICK, worker_id="kept-w")
+            assert (await asyncio.wait_for(held, 10))[0] == 200
+            process.kill()
 
 
 async def test_an_admin_s_call_loads_what_calls_don_t(stack: Stack, supervisor: FakeSupervisor) -> None:
