@@ -218,6 +218,7 @@ async def test_while_redis_is_away_nothing_is_told_and_afterwards_it_is(
     server: RedisServer, start: Start, supervisor: FakeSupervisor
 ) -> None:
     one = await start("g1")
+    await until(lambda: one.admission.can_place_degraded, 10.0, "the gateway knows its share of the slots")
     guest = Guest(one, call(patience_s=30.0))
     await until(lambda: supervisor.num_waiting("m") == 1, 1.0, "it is told")
     server.pause()
