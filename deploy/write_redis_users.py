@@ -15,25 +15,27 @@ sys.path.insert(0, str(ROOT))
 
 from workers.protocol.keys import Role, rules_of, user_of  # noqa: E402 - found beside this folder
 
-ROLES: tuple[Role, ...] = ("gateway", "worker")
-"""Neither compose nor the chart has supervisors: each worker is a container of its own."""
-FILES = (ROOT / "docker-compose.yml", ROOT / "helm" / "templates" / "redis" / "redis.yaml")
+FILES: dict[Path, tuple[Role, ...]] = {
+    ROOT / "docker-compose.yml": ("gateway", "worker", "supervisor"),
+    # The chart has no supervisors: each worker is a container of its own.
+    ROOT / "helm" / "templates" / "redis" / "redis.yaml": ("gateway", "worker"),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="write_redis_users.py", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file is out of date")
     check = parser.parse_args().check
-    stale = [file for file in FILES if file.read_text() != _with_users(file.read_text())]
+    stale = [file for file, roles in FILES.items() if file.read_text() != _with_users(file.read_text(), roles)]
     for file in stale:
         print(f"{file.name} {'is out of date' if check else 'written'}")
         if not check:
-            file.write_text(_with_users(file.read_text()))
+            file.write_text(_with_users(file.read_text(), FILES[file]))
     return 1 if check and stale else 0
 
 
-def _with_users(text: str) -> str:
-    for role in ROLES:
+def _with_users(text: str, roles: tuple[Role, ...]) -> str:
+    for role in roles:
         line = rf"^( *user {user_of(role)} on >\$+REDIS_{role.upper()}_PASSWORD) .*$"
         rules = rules_of(role).replace("\\", r"\\")
         text, found = re.subn(line, rf"\1 {rules}", text, flags=re.MULTILINE)

@@ -18,14 +18,17 @@ from gateway import __version__, cli
 from gateway.settings import GatewaySettings, known_settings
 from tests.support.compose import FILE, NEW_ENV, ROOT, Refused, Resolved, new_env, resolved
 from tests.support.dockerfile import Dockerfile, read
+from workers.models.catalog import load
 from workers.protocol.keys import Role, rules_of, user_of
-from workers.settings import WorkerSettings
+from workers.settings import SupervisorSettings, WorkerSettings
 from workers.sources import variable
 
-OURS = {"accounts", "gateway", "worker", "worker-cuda", "fetch"}
+CATALOG = {"supervisor", "supervisor-cuda", "fetch-catalog"}
+OURS = {"accounts", "gateway", "worker", "worker-cuda", "fetch"} | CATALOG
 FIELDS = {
     "accounts": frozenset(AccountsSettings.model_fields),
     "gateway": frozenset(GatewaySettings.model_fields),
+    "supervisor": frozenset(SupervisorSettings.model_fields),
     "worker": frozenset(WorkerSettings.model_fields),
 }
 SECRETS = (
@@ -36,6 +39,7 @@ SECRETS = (
     "PADDOCK_METRICS_KEY",
     "REDIS_PASSWORD",
     "REDIS_GATEWAY_PASSWORD",
+    "REDIS_SUPERVISOR_PASSWORD",
     "REDIS_WORKER_PASSWORD",
     "POSTGRES_PASSWORD",
     "GRAFANA_PASSWORD",
@@ -47,7 +51,7 @@ PUBLISHED = {"gateway": "8080", "prometheus": "9090", "grafana": "3000"}
 
 @pytest.fixture(scope="module")
 def project() -> Resolved:
-    return resolved(new_env(), ["gpu"])
+    return resolved(new_env(), ["gpu", "catalog", "catalog-gpu"])
 
 
 def services(project: Resolved) -> dict[str, dict[str, Any]]:
@@ -67,7 +71,10 @@ def seconds(text: str) -> float:
 def test_who_runs(project: Resolved) -> None:
     others = {"postgres", "redis", "prometheus", "grafana"}
     assert set(services(project)) == OURS | others
-    assert set(services(resolved(new_env()))) == (OURS | others) - {"worker-cuda"}
+    assert set(services(resolved(new_env()))) == (OURS | others) - CATALOG - {"worker-cuda"}
+    of_catalog = services(resolved(new_env() | {"COMPOSE_PROFILES": "catalog", "WORKERS": "0"}))
+    assert set(of_catalog) == (OURS | others) - {"worker-cuda", "supervisor-cuda"}
+    assert of_catalog["worker"]["deploy"]["replicas"] == 0
 
 
 def test_the_gpu_is_named_in_the_env_file_so_that_every_command_knows_of_it() -> None:
@@ -124,21 +131,22 @@ def test_secrets_that_a_version_before_did_not_know_are_added(tmp_path: Path) ->
 
 
 def test_each_part_logs_in_to_redis_as_its_user_and_knows_no_other(project: Resolved) -> None:
-    for name in OURS - {"fetch"}:
-        role = "gateway" if name in ("accounts", "gateway") else "worker"
+    for name in OURS - {"fetch", "fetch-catalog"}:
+        role = "gateway" if name in ("accounts", "gateway") else name.removesuffix("-cuda")
         told = services(project)[name]["environment"]
         assert told["PADDOCK_REDIS_URL"].startswith(f"redis://paddock-{role}:")
         assert ("PADDOCK_GATEWAY_SECRET" in told) == (role == "gateway")
+        assert told.get("PADDOCK_WORKER_REDIS_URL", "redis://paddock-worker:").startswith("redis://paddock-worker:")
+        assert ("PADDOCK_WORKER_REDIS_URL" in told) == (role == "supervisor")
         assert not [key for key in told if key.startswith("REDIS")]
     program = str(ROOT / "deploy" / "write_redis_users.py")
     done = subprocess.run([sys.executable, program, "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}run: python deploy/write_redis_users.py"
     script = services(project)["redis"]["command"][-1].replace("$$", "$")
     lines = [line.strip() for line in script.splitlines()]
-    roles: tuple[Role, ...] = ("gateway", "worker")
+    roles: tuple[Role, ...] = ("gateway", "supervisor", "worker")
     for user in roles:
         assert f"user {user_of(user)} on >$REDIS_{user.upper()}_PASSWORD {rules_of(user)}" in lines
-    assert user_of("supervisor") not in script, "there is no supervisor here"
 
 
 def test_prometheus_sends_the_metrics_key_to_gateways_only(project: Resolved, tmp_path: Path) -> None:
@@ -204,7 +212,7 @@ def test_only_these_can_be_reached_and_from_this_machine_only(project: Resolved)
 
 def test_redis_and_workers_are_in_a_network_without_a_way_in_or_out(project: Resolved) -> None:
     assert project["networks"]["inside"]["internal"] is True
-    for name in ("postgres", "redis", "worker", "worker-cuda"):
+    for name in ("postgres", "redis", "worker", "worker-cuda", "supervisor", "supervisor-cuda"):
         assert set(services(project)[name]["networks"]) == {"inside"}, name
 
 
@@ -222,7 +230,8 @@ def test_nobody_has_rights_or_writes_to_the_root(project: Resolved) -> None:
 
 def test_what_is_bounded_fits_together(project: Resolved) -> None:
     """A container is killed after its grace: what drains must be done by then."""
-    for name, drain in (("gateway", "DRAIN_S"), ("worker", "WORKER_DRAIN_S"), ("worker-cuda", "WORKER_DRAIN_S")):
+    drains = dict.fromkeys(("worker", "worker-cuda", "supervisor", "supervisor-cuda"), "WORKER_DRAIN_S")
+    for name, drain in {"gateway": "DRAIN_S", **drains}.items():
         service = services(project)[name]
         drains_s = float(service["environment"][f"PADDOCK_{drain}"])
         assert seconds(service["stop_grace_period"]) >= drains_s + 20, name
@@ -256,8 +265,12 @@ def test_the_order_of_starting_which_is_the_order_of_stopping_reversed(project: 
         assert waits[worker]["redis"]["condition"] == "service_healthy"
         assert waits[worker]["fetch"]["condition"] == "service_completed_successfully"
         assert worker in waits["gateway"]
+    for supervisor in ("supervisor", "supervisor-cuda"):
+        assert waits[supervisor]["redis"]["condition"] == "service_healthy"
+        assert waits[supervisor]["fetch-catalog"]["condition"] == "service_completed_successfully"
+    assert waits["fetch-catalog"]["fetch"]["condition"] == "service_completed_successfully"
     assert waits["gateway"]["redis"]["condition"] == "service_healthy"
-    assert waits["gateway"]["worker-cuda"]["required"] is False
+    assert not any(waits["gateway"][name]["required"] for name in ("worker-cuda", "supervisor", "supervisor-cuda"))
     for name in services(project):
         image_has_one = name in OURS and image_of(services(project)[name]).stages[-1].last("HEALTHCHECK")
         assert image_has_one or services(project)[name].get("healthcheck"), name
@@ -296,3 +309,22 @@ def test_a_worker_looks_where_fetch_puts_it(project: Resolved) -> None:
     assert (volume["source"], volume["target"], volume["read_only"]) == ("models", "/models", True)
     demo = services(project)["worker"]["environment"]
     assert demo["PADDOCK_MODEL"] == f"/models/{demo['PADDOCK_ALIAS']}.gguf" == "/models/paddock-demo.gguf"
+
+
+def test_a_catalogs_models_are_known_to_all_who_need_them(project: Resolved, tmp_path: Path) -> None:
+    """The folder is mounted whole, so that an editor which replaces the file changes what the containers see."""
+    (tmp_path / "catalog.yaml").touch()
+    own = services(resolved(new_env() | {"CATALOG_FOLDER": str(tmp_path), "COMPOSE_PROFILES": "catalog"}))
+    for name in ("gateway", "supervisor", "fetch-catalog"):
+        told = own[name]["environment"]
+        assert told["PADDOCK_CATALOG"] == "/etc/paddock/catalog.yaml", name
+        mounts = {volume["target"]: volume for volume in own[name]["volumes"]}
+        assert (mounts["/etc/paddock"]["source"], mounts["/etc/paddock"]["read_only"]) == (str(tmp_path), True), name
+    assert services(project)["gateway"]["environment"]["PADDOCK_CATALOG"] == "", "without a folder it knows its workers"
+    assert not {"PADDOCK_ALIAS", "PADDOCK_MODEL", "PADDOCK_SLOTS"} & set(own["supervisor"]["environment"])
+
+
+def test_the_catalog_that_comes_along_names_what_fetch_brings(project: Resolved) -> None:
+    mounts = {volume["target"]: volume["source"] for volume in services(project)["supervisor"]["volumes"]}
+    (model,) = load(Path(mounts["/etc/paddock"], "catalog.yaml")).models
+    assert model.path == services(project)["worker"]["environment"]["PADDOCK_MODEL"]

@@ -51,7 +51,7 @@ class Machine:
     def here(self, container: str, text: str) -> str:
         """A container's words, as they are true on this machine."""
         text = text.replace("@redis:6379", f"@127.0.0.1:{self.port('redis', '6379')}")
-        for path in ("/models", "/var/lib/paddock", "/data"):
+        for path in ("/models", "/var/lib/paddock", "/data", "/etc/paddock"):
             owner = container if path == "/var/lib/paddock" else "volumes"
             text = re.sub(rf"(?<![\w.]){path}\b", str(self.folder / owner / path.strip("/")), text)
         return text.replace("0.0.0.0", "127.0.0.1")
@@ -117,15 +117,24 @@ class Machine:
         return self.running[container].wait(PATIENCE_S)
 
 
+@contextlib.contextmanager
+def machine_of(variables: dict[str, str], folder: Path) -> Iterator[Machine]:
+    """Give the project that these variables in `.env` ask for; what still runs at the end is killed."""
+    started = Machine(resolved(new_env() | variables), folder)
+    try:
+        yield started
+    finally:
+        for process in started.running.values():
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    started = Machine(resolved(new_env()), tmp_path)
-    yield started
-    for process in started.running.values():
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with machine_of({}, tmp_path) as started:
+        yield started
 
 
 @pytest.mark.skipif(not redis_binaries() or not shutil.which("redis-cli"), reason="no Redis on this machine")
@@ -161,3 +170,46 @@ def test_the_commands_of_the_file_serve_a_call_and_drain_in_order(machine: Machi
     assert [machine.stop(container) for container in workers] == [0] * len(workers)
     assert machine.stop("redis") == 0
     assert "Traceback" not in "".join(map(machine.log, machine.running))
+
+
+CATALOG = """
+models:
+  - {name: small, path: /models/paddock-demo.gguf, slots: 2}
+  - {name: large, path: /models/paddock-demo.gguf, slots: 4}
+aliases: {fast: small}
+"""
+
+
+@pytest.mark.skipif(not redis_binaries() or not shutil.which("redis-cli"), reason="no Redis on this machine")
+def test_a_catalog_serves_several_models(tmp_path: Path) -> None:
+    with machine_of(
+        {"COMPOSE_PROFILES": "catalog", "WORKERS": "0", "CATALOG_FOLDER": str(tmp_path)}, tmp_path
+    ) as machine:
+        folder = tmp_path / "volumes" / "etc" / "paddock"
+        folder.mkdir(parents=True)
+        (folder / "catalog.yaml").write_text(machine.here("volumes", CATALOG))
+        machine.start("redis")
+        machine.until_healthy("redis", "redis")
+        for name in ("fetch", "fetch-catalog"):
+            assert machine.start(name).wait(PATIENCE_S) == 0, machine.log(name)
+        machine.start("supervisor")
+        machine.start("gateway")
+        machine.until_healthy("gateway", "gateway")
+        for model in ("small", "large", "fast"):
+            body = {"model": model, "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 8}
+            assert ask(machine, "/v1/chat/completions", body)["usage"]["completion_tokens"] > 0
+        assert {"small", "large", "fast"} <= {model["id"] for model in ask(machine, "/v1/models")["data"]}
+        assert [machine.stop(name) for name in ("gateway", "supervisor", "redis")] == [0, 0, 0]
+        assert "Traceback" not in "".join(map(machine.log, machine.running))
+
+
+def ask(machine: Machine, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    key = machine.service("gateway")["environment"]["PADDOCK_API_KEY"]
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{machine.port('gateway', '8080')}{path}",
+        None if body is None else json.dumps(body).encode(),
+        {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        found: dict[str, Any] = json.loads(answer.read())
+    return found
