@@ -104,7 +104,7 @@ class Second(Struct, frozen=True):
 
     at_s: float
     tokens_per_s: float
-    in_flight: int
+    in_flight: float
     finished: int
     failed: int
 

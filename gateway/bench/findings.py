@@ -208,7 +208,7 @@ def _series(run: Run) -> tuple[Second, ...]:
     lasted = max(run.ended - run.began, 1e-3)
     step = float(max(1, ceil(lasted / MOST_SECONDS)))
     count = ceil(lasted / step)
-    tokens, change, finished, failed = [0.0] * count, [0] * (count + 1), [0] * count, [0] * count
+    tokens, busy, finished, failed = [0.0] * count, [0.0] * count, [0] * count, [0] * count
 
     def place(at: float) -> int:
         return min(count - 1, max(0, int((at - run.began) / step)))
@@ -217,14 +217,15 @@ def _series(run: Run) -> tuple[Second, ...]:
         each = tape.tokens / len(tape.times) if tape.times else 0.0
         for at in tape.times:
             tokens[place(at)] += each
-        change[place(tape.sent)] += 1
-        change[place(tape.ended) + 1] -= 1
+        for at in range(place(tape.sent), place(tape.ended) + 1):
+            start = run.began + at * step
+            busy[at] += max(0.0, min(tape.ended, start + step) - max(tape.sent, start))
         if tape.error != UNFINISHED:
             (failed if tape.error else finished)[place(tape.ended)] += 1
-    series, running = [], 0
+    series = []
     for at in range(count):
-        running += change[at]
         # The last interval is shorter. If it is very short, its rate would be misleading, so half a step is assumed.
-        width = max(min(step, lasted - at * step), step / 2)
-        series.append(Second(at * step, round(tokens[at] / width, 2), running, finished[at], failed[at]))
+        width = min(step, lasted - at * step)
+        rate, running = tokens[at] / max(width, step / 2), busy[at] / max(width, 1e-6)
+        series.append(Second(at * step, round(rate, 2), round(running, 2), finished[at], failed[at]))
     return tuple(series)

@@ -175,7 +175,7 @@ def _time(done: Document) -> str:
     ends = done.series[-1].at_s + width
     x = exact(ends, "seconds", lambda value: f"{value:g}")
     out = [(second.at_s, second.tokens_per_s) for second in done.series]
-    running = [(second.at_s, float(second.in_flight)) for second in done.series]
+    running = [(second.at_s, second.in_flight) for second in done.series]
     failed = [(second.at_s, float(second.failed)) for second in done.series]
     for points in (out, running, failed):
         points.append((ends, points[-1][1]))
@@ -187,7 +187,7 @@ def _time(done: Document) -> str:
         ),
         _figure(
             "In flight",
-            f"calls that ran in {_interval(width)}",
+            f"calls that ran at once, mean of {_interval(width)}",
             plot([Line("in flight", 1, running, filled=True, stepped=True)], Axes(x, _counted(running)), "In flight"),
         ),
     ]

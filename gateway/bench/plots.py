@@ -14,6 +14,8 @@ INNER_H = HEIGHT - TOP - BOTTOM
 FACTORS = ((1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
 MOST_TICKS = 6
 """Maximum number of ticks on a logarithmic axis."""
+LETTER_PX, LETTERS_APART = 7.5, 1.5
+"""Width of a letter of a tick's label, and the least space between two labels, in letters."""
 Point = tuple[float, float]
 
 
@@ -137,16 +139,29 @@ def exact(most: float, label: str, text: Callable[[float], str], *, ticks: int =
     return Axis(marks, lambda value: min(1.0, value / most), label)
 
 
-def logarithmic(least: float, most: float, label: str, text: Callable[[float], str]) -> Axis:
-    """Return a logarithmic axis with ticks at powers of ten, and between them if MOST_TICKS allows it."""
+def logarithmic(
+    least: float, most: float, label: str, text: Callable[[float], str], length_px: float = NARROW - LEFT - RIGHT
+) -> Axis:
+    """Return a logarithmic axis with ticks at powers of ten, and between them if there is room for their labels."""
     low, high = log10(max(least, 1e-6)), log10(max(most, least * 1.5, 1.5e-6))
     margin = 0.04 * (high - low)
     low, high = low - margin, high + margin
+
+    def place(value: float) -> float:
+        return (log10(max(value, 10**low)) - low) / (high - low)
+
+    def fits(ticks: Sequence[float]) -> bool:
+        letters = [len(text(value)) for value in ticks]
+        at = [place(value) * length_px / LETTER_PX for value in ticks]
+        between = zip(pairwise(at), pairwise(letters), strict=True)
+        return len(ticks) <= MOST_TICKS and all(
+            right - left >= (one + other) / 2 + LETTERS_APART for (left, right), (one, other) in between
+        )
+
     wide = _rounds((1,), low, high)
     sparse = wide[:: 1 + len(wide) // MOST_TICKS]
-    chosen = next((found for factors in FACTORS if len(found := _rounds(factors, low, high)) <= MOST_TICKS), sparse)
-    marks = tuple((value, text(value)) for value in chosen)
-    return Axis(marks, lambda value: (log10(max(value, 10**low)) - low) / (high - low), label)
+    chosen = next((found for factors in FACTORS if fits(found := _rounds(factors, low, high))), sparse)
+    return Axis(tuple((value, text(value)) for value in chosen), place, label)
 
 
 def _rounds(factors: Sequence[float], low: float, high: float) -> list[float]:

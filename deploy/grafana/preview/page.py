@@ -138,14 +138,27 @@ def _heat(panel: dict[str, Any], lines: Sequence[Line], source: Source, wide: in
 def _table(panel: dict[str, Any], lines: Sequence[Line], source: Source, wide: int, tall: int) -> str:
     columns = list(dict.fromkeys(target["legendFormat"] for target in panel["targets"]))
     units = {one["matcher"]["options"]: one["properties"][0]["value"] for one in panel["fieldConfig"]["overrides"]}
-    names = list(dict.fromkeys(label for line in lines for label in line.labels))
-    shared = [name for name in names if all(name in line.labels for line in lines)]
+    shared = _shared_labels(lines)
     rows: dict[tuple[str, ...], dict[str, float]] = {}
     for line in lines:
-        rows.setdefault(tuple(line.labels[name] for name in shared), {})[line.name] = line.last
+        key = tuple(line.labels.get(name) or f"(no {name})" for name in shared)
+        rows.setdefault(key, {})[line.name] = line.last
     head = "".join(f"<th>{escape(name)}</th>" for name in (*shared, *columns))
     body = ""
     for key, values in sorted(rows.items()):
         cells = [words(values[name], units.get(name, _unit(panel))) if name in values else "" for name in columns]
         body += "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (*key, *cells)) + "</tr>"
     return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _shared_labels(lines: Sequence[Line]) -> list[str]:
+    """Return the labels that every column has, by which its lines are joined to rows.
+
+    Prometheus leaves out a label whose value is empty, as the team of a call with a wrong key is: that a line lacks one
+    which others of its column have says nothing."""
+    of_column: dict[str, set[str]] = {}
+    for line in lines:
+        of_column.setdefault(line.name, set()).update(line.labels)
+    labelled = [labels for labels in of_column.values() if labels]
+    names = dict.fromkeys(label for line in lines for label in line.labels)
+    return [name for name in names if all(name in labels for labels in labelled)]

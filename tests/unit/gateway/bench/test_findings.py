@@ -56,7 +56,7 @@ def test_rates_tokens_and_times() -> None:
 def test_the_series_counts_each_call_once() -> None:
     done = run(tape(103.0, 104.0, 104.5, tokens=4), tape(104.2, error="cut", ended=104.9))
     assert [point.at_s for point in done.series] == [float(at) for at in range(15)]
-    assert [point.in_flight for point in done.series][2:7] == [0, 1, 2, 0, 0]
+    assert [point.in_flight for point in done.series][2:7] == [0, 0.75, 0.95, 0, 0]
     assert sum(point.tokens_per_s for point in done.series) == pytest.approx(4)
     assert [point.finished for point in done.series][4] == 1
     assert [point.failed for point in done.series][4] == 1
@@ -94,3 +94,14 @@ def test_bounds(text: str, held: bool) -> None:
 def test_a_bound_of_what_was_not_measured_is_broken() -> None:
     verdict = bounds.of_runs("itl_p50<9", "--assert")[0].verdict(run(tape(103.0, 104.0)))
     assert (verdict.value, verdict.held) == (None, False)
+
+
+def test_callers_whose_calls_are_short_are_not_counted_twice() -> None:
+    """Eight calls of a tenth of a second each, of one caller."""
+    calls = [tape(101.75 + at / 10, 102.1 + at / 10) for at in range(8)]
+    assert [point.in_flight for point in run(*calls).series][1:4] == [0, 0.8, 0]
+
+
+def test_a_call_is_in_flight_in_each_second_that_it_lasts() -> None:
+    done = run(tape(101.25, 102.0, 104.25))
+    assert [point.in_flight for point in done.series][:6] == [0, 0.5, 1, 1, 0.25, 0]

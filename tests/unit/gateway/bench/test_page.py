@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from gateway.bench.bounds import SINGLE
 from gateway.bench.document import SCHEMA, Document, Spread
 from gateway.bench.findings import curve, quantile, spread
 from gateway.bench.page import page
-from gateway.bench.plots import logarithmic
+from gateway.bench.plots import LEFT, LETTER_PX, NARROW, RIGHT, logarithmic
+from gateway.bench.terminal import time_text
 from gateway.bench.workload import PRESETS
 from tests.support.timed_server import Timing, timed_server
 from tests.unit.gateway.bench.conftest import Bench
 
+INNER_PX = NARROW - LEFT - RIGHT
 DOCS = (Path(__file__).resolve().parents[4] / "docs" / "bench.md").read_text()
 
 
@@ -143,3 +146,12 @@ def test_an_axis_of_any_width_has_a_few_marks(least: float, most: float) -> None
     axis = logarithmic(least, most, "", str)
     assert 1 <= len(axis.ticks) <= 6
     assert 0 <= axis.place(least) <= axis.place(most) <= 1
+
+
+@pytest.mark.parametrize("least", [1.1e-5, 0.0015, 0.02, 0.09, 0.11, 0.8, 1.4, 9.0])
+@pytest.mark.parametrize("times", [1.01, 1.2, 2.0, 5.0, 12.0, 40.0, 1e4])
+def test_the_labels_of_an_axis_stand_apart(least: float, times: float) -> None:
+    axis = logarithmic(least, least * times, "", time_text)
+    edges = [(INNER_PX * axis.place(value), len(text) * LETTER_PX / 2) for value, text in axis.ticks]
+    for (left, half), (right, other) in pairwise(edges):
+        assert left + half < right - other
