@@ -21,6 +21,7 @@ from gateway.access import first_key
 from gateway.access.control import AccessControl, RouteToken, Shares, most_of_team
 from gateway.access.key_store import KeyStore
 from gateway.access.keys import Keys
+from gateway.access.local_caller import LocalCaller
 from gateway.access.proxies import trusted_proxies
 from gateway.adapters.choice import CallAdapters
 from gateway.adapters.desired import DesiredAdapters
@@ -56,7 +57,7 @@ from gateway.api.operations.catalog import CatalogRoutes
 from gateway.api.operations.document import document_handlers
 from gateway.api.operations.drain import DrainRoute, InFlightRequests, drain_route_token
 from gateway.api.operations.explain import ExplainRoute
-from gateway.api.operations.health import Ready, health, version
+from gateway.api.operations.health import Health, Ready, version
 from gateway.api.operations.metrics import METRICS_PATHS, MetricsPage, Targets, metrics_route_token, refuse_metrics
 from gateway.api.overview.feed import Feed
 from gateway.api.overview.overview import Overviews
@@ -219,6 +220,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         trusted_proxies(settings.trusted_proxies),
         failed=lambda reason: core.metrics.failed_authentications.labels(reason).inc(),
         people=people,
+        local=LocalCaller(core.keys.directory) if settings.open else None,
     )
     accounts = AccountsRoute(settings.accounts_url, own_secret, access.proxies, core.memory)
     handlers = {**_handlers(settings, redis, core, access), "accounts": accounts.answer}
@@ -457,7 +459,7 @@ def _handlers(
         "native_models": listing.show_merged,
         "model_news": ModelNews(listing, states, core.is_leaving, settings.ping_interval_s).answer,
         **unserved_handlers(),
-        "health": health,
+        "health": Health(is_open=settings.open).answer,
         "version": version,
         "ready": ready.answer,
         "drain": DrainRoute(core.in_flight, resolver, pipeline, core.sockets).answer,

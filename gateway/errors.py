@@ -21,6 +21,7 @@ PaddockError                     status  type
 ├── PermissionDenied             403     permission_error
 │   ├── KeyBlocked               403     code blocked
 │   ├── NetworkNotAllowed        403     code network_not_allowed
+│   ├── NotLocal                 403     code not_local
 │   └── RoleNotAllowed           403     code role_not_allowed
 ├── NotFound                     404     not_found_error
 │   ├── ModelNotFound            404       code model_not_found
@@ -198,6 +199,12 @@ class NetworkNotAllowed(PermissionDenied):
     """The API key may not be used from the caller's address."""
 
     code = "network_not_allowed"
+
+
+class NotLocal(PermissionDenied):
+    """The request has no API key, and does not come from the gateway's own machine, which needs none."""
+
+    code = "not_local"
 
 
 class RoleNotAllowed(PermissionDenied):

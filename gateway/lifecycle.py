@@ -29,6 +29,7 @@ from redis.exceptions import RedisError
 from accounts.protocol.records import KeysInvalid
 from accounts.protocol.sign_on import SignOnInvalid
 from gateway import __version__
+from gateway.access.local_caller import WARNING, OpenRefused, check_open
 from gateway.access.proxies import ProxiesInvalid
 from gateway.api.http.websocket_protocol import WebSocketProtocol, connection_bounds, refusal_body
 from gateway.api.intake.disconnect import beside
@@ -119,6 +120,7 @@ async def _live(settings: GatewaySettings, tracer: Tracer) -> Exit:
         raise CannotStart(Exit.USAGE, str(error)) from None
     with contextlib.ExitStack() as held:
         listeners = [held.enter_context(listener) for listener in _listeners(settings, held)]
+        _check_open(settings, listeners)
         asked = held.enter_context(_signals())
         client = _client(settings.redis_url)
         try:
@@ -147,6 +149,14 @@ def _check(settings: GatewaySettings) -> None:
             Exit.USAGE,
             "worker_secret is unset: give gateways and workers the same PADDOCK_WORKER_SECRET, or use `paddock up`",
         )
+
+
+def _check_open(settings: GatewaySettings, listeners: list[socket.socket]) -> None:
+    """Raise CannotStart if others than this machine's own callers could call without a key."""
+    try:
+        check_open(settings, os.environ, listeners)
+    except OpenRefused as error:
+        raise CannotStart(Exit.USAGE, str(error)) from None
 
 
 def _server(app: App, listeners: list[socket.socket], settings: GatewaySettings, tls: Tls | None) -> HttpServer:
@@ -179,6 +189,8 @@ async def _serve(
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    if settings.open:
+        log.warning("the gateway is open: %s", WARNING)
     log.info("gateway ready", extra={"fields": _told_of(listeners[0], settings)})
     drained: list[bool] = []
 

@@ -95,6 +95,13 @@ class GatewaySettings(GatewaySecret):
             description="JSON list of further keys: {name, team, sha256, aliases, admin, weight, ...}; see docs/keys.md"
         ),
     ] = "[]"
+    open: Annotated[
+        bool,
+        Field(
+            description="let calls from this machine in without an API key, as an admin; for one's own machine, and "
+            "only while host is loopback"
+        ),
+    ] = False
     max_connections: Annotated[
         int,
         Field(
@@ -335,7 +342,7 @@ class UpSettings(GatewaySettings, AccountsSettings, SupervisorSettings):
 
     usual: ClassVar[tuple[str, ...]] = (
         *("model", "hf", "alias", "catalog", "models_dir", "host", "port"),
-        *("workers", "slots", "ctx", "gpus", "api_key", "state_dir"),
+        *("workers", "slots", "ctx", "gpus", "api_key", "open", "state_dir"),
     )
     """The settings that the help page has first."""
 

@@ -246,7 +246,7 @@ def _flags(settings_class: type[BaseSettings], args: Sequence[str], prog: str) -
     try:
         source = CliSettingsSource[Any](
             settings_class,
-            cli_parse_args=list(args),
+            cli_parse_args=list(_with_values(settings_class, args)),
             cli_kebab_case=True,
             root_parser=parser,
             parse_args_method=FlagParser.parse_args,
@@ -254,6 +254,13 @@ def _flags(settings_class: type[BaseSettings], args: Sequence[str], prog: str) -
     except UnknownFlag as error:
         raise SettingsError([str(error)]) from None
     return dict(source())
+
+
+def _with_values(settings_class: type[BaseSettings], args: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments; a flag that takes true or false and stands alone means true."""
+    switches = {flag(name) for name, field in settings_class.model_fields.items() if field.annotation is bool}
+    for word, following in zip(args, [*args[1:], "--"], strict=True):
+        yield f"{word}=true" if word in switches and following.startswith("--") else word
 
 
 def environment_of(settings: BaseSettings, inherited: Mapping[str, str]) -> dict[str, str]:

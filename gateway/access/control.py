@@ -17,6 +17,7 @@ from starlette.types import Scope
 from accounts.protocol.records import Role
 from gateway.access.brakes import Brakes
 from gateway.access.keys import Keys, credential_of, key_in
+from gateway.access.local_caller import LocalCaller
 from gateway.access.proxies import TrustedProxies
 from gateway.access.team_starts import TeamStarts
 from gateway.back_pressure import too_many_requests, too_many_requests_of_team
@@ -124,21 +125,29 @@ class AccessControl:
         brakes: Brakes | None = None,
         failed: Callable[[str], None] = _ignore,
         people: Tokens | None = None,
+        local: LocalCaller | None = None,
     ) -> None:
         """`under_way` counts the requests under way; None: as many as come. `tokens`: path -> route's token.
         `failed` is called for each request that is refused for its key, with the error's code, or `missing`.
-        `people` authenticates tokens of identity providers; None: there are none."""
+        `people` authenticates tokens of identity providers; None: there are none. `local` knows who needs no key; None:
+        everybody needs one."""
         self._keys = keys
         self._tokens = tokens or {}
         self.proxies = proxies or TrustedProxies()
         self._brakes = brakes or Brakes()
         self._failed = failed
         self._people = people
+        self._local = local
         self._under_way = under_way or Shares(sys.maxsize, sys.maxsize)
         self.starts = TeamStarts()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether calls from this machine need no key."""
+        return self._local is not None
+
     def authenticate(self, scope: Scope) -> Principal:
-        """Return the holder of the API key, token or session cookie in the headers.
+        """Return the holder of the API key, token or session cookie in the headers; without any, the local caller.
 
         Raises AuthenticationFailed, PermissionDenied (also if the key is for metrics only), ProviderUnavailable."""
         principal = self._known_holder(scope)
@@ -159,7 +168,7 @@ class AccessControl:
                     return self._holder_for(scope, token)
                 if access is OPEN:
                     return NOBODY
-            if self._people is not None and (key := credential_of(scope)) is not None:
+            if self._people is not None and (key := self._credential(scope)) is not None:
                 await self._people.prepare(key)
             principal = self.authenticate(scope)
         except (AuthenticationFailed, PermissionDenied) as error:
@@ -191,14 +200,21 @@ class AccessControl:
         shares.take(*counted)
 
     def _known_holder(self, scope: Scope) -> Principal:
-        key = credential_of(scope)
-        if self._people is not None and key is not None and self._people.takes(key):
+        key = self._credential(scope)
+        if key is None and self._local is not None:
+            principal = self._local.principal(scope)
+        elif self._people is not None and key is not None and self._people.takes(key):
             principal = self._people.authenticate(key)
         else:
             principal = self._keys.holder_of(key, partial(self.proxies.address_of, scope))
         if principal.blocked:
             raise KeyBlocked(f"{principal.blocked} is blocked, and so is this caller. Ask whoever runs this gateway.")
         return principal
+
+    def _credential(self, scope: Scope) -> bytes | None:
+        """Return the key or token of a request; None: it has none. Where none is needed, cookies count for nothing: one
+        of another gateway on this machine would keep its holder out. Raises KeyMissing."""
+        return credential_of(scope) if self._local is None else key_in(scope["headers"])
 
     def _holder_for(self, scope: Scope, token: RouteToken) -> Principal:
         """Return NOBODY if the request has the route's token, else the holder of its API key, if that has one of the
@@ -216,7 +232,7 @@ class AccessControl:
         """Note a refusal, with the key's name if it is known; if not, slow down whoever tries keys.
 
         Raises TooManyFailures."""
-        key = None if isinstance(error, KeyMissing) else credential_of(scope)
+        key = None if isinstance(error, KeyMissing) else self._credential(scope)
         if key is None:
             self._failed(MISSING)
             return

@@ -72,14 +72,18 @@ def welcome(
     targets: Sequence[str] = (),
     *,
     has_console: bool = True,
+    is_open: bool = False,
 ) -> str:
     """Return the text that `paddock up` prints when it is ready. Its snippets are not indented, so that they can be
     pasted.
 
     `key`: empty if another gateway on the same Redis made the first key. `kept_in`: the file that has the key; None: no
-    file has it. `targets`: addresses at which each of several gateways shows its metrics."""
+    file has it. `targets`: addresses at which each of several gateways shows its metrics. `is_open`: whether calls from
+    this machine need no key."""
     shown_key = f"{key}{f' (kept in {kept_in})' if kept_in else ''}" if key else OTHERS_KEY
-    bearer = f"Bearer {key or NO_KEY}"
+    if is_open:
+        shown_key = f"none is needed on this machine (--open); for programs that insist on one: {shown_key}"
+    bearer = "" if is_open else f"Bearer {key or NO_KEY}"
     metrics = f"\n  metrics  of each gateway: {', '.join(targets)}" if targets else ""
     body = {"model": models[0], "stream": True, "messages": [{"role": "user", "content": PROMPT}]}
     where = f"{address.url}/v1" if address.uds is None else f"{address.uds} (a Unix socket), {address.url}/v1"
@@ -109,13 +113,13 @@ def _curl(address: Address, bearer: str, body: dict[str, object]) -> str:
         options += ["--cacert", str(address.trusted)]
     if address.asks_certificate:
         options += ["--cert", CLIENT_FILE]
-    headers = ("-H", f"Authorization: {bearer}", "-H", "Content-Type: application/json")
+    headers = [*(["-H", f"Authorization: {bearer}"] if bearer else []), "-H", "Content-Type: application/json"]
     return shlex.join(["curl", "-N", *options, f"{address.url}/v1/chat/completions", *headers, "-d", json.dumps(body)])
 
 
 def _python(address: Address, bearer: str, body: dict[str, object]) -> str:
     made = f"body = json.dumps({body!r}).encode()"
-    headers = f'{{"Authorization": {json.dumps(bearer)}}}'
+    headers = json.dumps({"Authorization": bearer} if bearer else {"Content-Type": "application/json"})
     if address.uds is not None:
         lines = [
             *("import http.client, json, socket", made, "asked = http.client.HTTPConnection('localhost')"),

@@ -22,6 +22,7 @@ from accounts.protocol.records import KeysInvalid, read_records
 from accounts.protocol.sign_on import SignOnInvalid, read_sign_on
 from accounts.settings import AccountsSettings, socket_path
 from gateway.access import first_key
+from gateway.access.local_caller import WARNING, OpenRefused, check_open
 from gateway.api.operations.accounts import UNIX
 from gateway.commands.listeners import Listeners, listen, number_of_gateways, port_of
 from gateway.commands.target import address_file, address_of, welcome
@@ -80,6 +81,7 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
         catalog = wanted(settings)
         read_records(settings.api_keys)
         read_sign_on(settings.oidc)
+        check_open(settings, os.environ)
         num_workers, cores = sum(model.workers for model in catalog.models), available_cores()
         num_gateways = number_of_gateways(settings.gateways, num_workers, cores)
         files = files_of(settings, num_gateways)
@@ -90,6 +92,8 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
             settings.host, settings.port, num_gateways, settings.uds, mode, admin_port=settings.admin_port
         )
         with contextlib.closing(listeners), StateFolder(settings.state_dir, console.say) as folder:
+            if settings.open:
+                console.say(f"paddock: OPEN: {WARNING} (--open)")
             if exposure := folder.exposure():
                 console.say(f"paddock: {exposure}")
             library, site = Library.of(settings), Site.of(folder.path)
@@ -102,7 +106,7 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
             watch = None if file is None else CatalogWatch(file.absolute(), library, site, console, residents)
             machine = Machine(ready, folder, listeners, workers, console, terminal.show, started, watch, residents)
             return asyncio.run(machine.run())
-    except (CatalogError, KeysInvalid, SignOnInvalid, FolderTaken, TlsUnusable) as error:
+    except (CatalogError, KeysInvalid, SignOnInvalid, OpenRefused, FolderTaken, TlsUnusable) as error:
         return _report_end(console, error, Exit.USAGE)
     except PortTaken as error:
         return _report_end(console, error, Exit.PORT_TAKEN)
@@ -466,7 +470,11 @@ class Machine:
         elif targets:  # `paddock chat` speaks to ports
             self._keep_address(f"{'http' if self._settings.tls_cert is None else 'https'}://{targets[0]}")
         has_console = self._settings.console
-        self._show(welcome(address, key, kept_in, models, self._folder.logs, targets, has_console=has_console))
+        is_open = self._settings.open
+        told = welcome(
+            address, key, kept_in, models, self._folder.logs, targets, has_console=has_console, is_open=is_open
+        )
+        self._show(told)
 
     def _keep_address(self, url: str) -> None:
         """Keep the address for `paddock chat`."""

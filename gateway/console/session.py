@@ -55,7 +55,7 @@ class ConsoleSession:
         """Answer with who is signed in; `session` is null: nobody is."""
         session = None
         try:
-            if session_key(scope) is not None:
+            if self._access.is_open or session_key(scope) is not None:
                 session = self._session(self._access.authenticate(scope))
         except (AuthenticationFailed, PermissionDenied):
             pass  # the key in the cookie is not valid any more
@@ -87,6 +87,7 @@ class ConsoleSession:
             "role": "admin" if holder.admin else holder.role,
             "has_accounts": self._has_accounts,
             "links": self._links if holder.admin else {},
+            "is_open": self._access.is_open,
         }
 
     def _cookie(self, scope: Scope, key: str, life_s: int) -> bytes:

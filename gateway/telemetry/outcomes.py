@@ -40,6 +40,7 @@ FAILED_BY = {
     "token_not_accepted": Who.CALLER,
     "expired_api_key": Who.CALLER,
     "network_not_allowed": Who.CALLER,
+    "not_local": Who.CALLER,
     "too_many_failed_authentications": Who.CALLER,
     "unknown_route": Who.CALLER,
     "model_not_found": Who.CALLER,

@@ -22,12 +22,13 @@ OF_CHART = frozenset(
         *("config", "state_dir", "redis_url", "worker_secret", "log_format"),
         *("accounts_listen", "accounts_url", "database_url", "gateway_secret"),
         *("host", "port", "gateway_id", "catalog", "api_key", "api_keys", "metrics_key", "oidc", "otlp_headers"),
+        "open",
         *("model", "alias", "worker_id", "worker_host", "worker_port", "worker_address", "workers_on_machine"),
         *("cache_dir", "cache_secret", "black_box", "model_spec"),
         *OF_CATALOG,
     }
 )
-"""Settings that follow from other values, or are secrets."""
+"""Settings that follow from other values, are secrets, or are for one's own machine."""
 
 
 def settings(of: type[PaddockSettings]) -> Schema:

@@ -63,9 +63,14 @@ FRESH_S = 0.1
 MAX_NAMES_TOLD = 20
 
 
-async def health(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer that the process is up."""
-    await send_json(send, {"status": "ok"}, request_log_of(scope))
+class Health:
+    """Answers that the process is up, and whether it asks this machine's callers for no key."""
+
+    def __init__(self, *, is_open: bool) -> None:
+        self._body = {"status": "ok", **({"open": True} if is_open else {})}
+
+    async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, self._body, request_log_of(scope))
 
 
 async def version(principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:

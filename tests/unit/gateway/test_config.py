@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.commands import config
-from gateway.settings import UpSettings, known_settings
+from gateway.settings import GatewaySettings, UpSettings, known_settings
 from workers import sources
 from workers.settings import WorkerSettings
 
@@ -105,6 +105,17 @@ def test_a_bad_file_is_named(home: Path, text: str, said: str) -> None:
 
 def test_a_named_file_must_be_there(home: Path) -> None:
     assert "No such file" in problems("--config", str(home / "none.yaml"))[0]
+
+
+def test_a_switch_that_stands_alone_is_on(home: Path) -> None:
+    for words, wanted in (
+        (["--open"], (True, True)),
+        (["--open", "--console", "false"], (True, False)),
+        (["--console", "false", "--open", "--port", "1"], (True, False)),
+        (["--open", "false"], (False, True)),
+    ):
+        found = sources.read(GatewaySettings, words).settings
+        assert (found.open, found.console) == wanted, words
 
 
 def test_unknown_flags_name_the_nearest(home: Path) -> None:

@@ -41,6 +41,14 @@ def test_a_key_that_another_gateway_made_is_left_open() -> None:
     assert {"http://[::1]:80/v1/chat/completions", "Authorization: Bearer <key>"} <= set(curl_of(text))
 
 
+def test_an_open_gateways_snippets_carry_no_key() -> None:
+    text = welcome(Address("http://127.0.0.1:8080"), "pk-x", None, ("m",), LOGS, is_open=True)
+    assert "none is needed on this machine (--open); for programs that insist on one: pk-x" in text
+    assert "Authorization" not in text
+    assert "Content-Type: application/json" in curl_of(text)
+    ast.parse(text[text.index("import json") : text.index("Ctrl-C")])
+
+
 def test_over_tls_clients_are_given_what_they_need() -> None:
     address = Address("https://h:8443", None, Path("/my cert.pem"), asks_certificate=True)
     text = welcome(address, "k", None, ("m",), LOGS)

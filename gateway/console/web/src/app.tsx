@@ -95,9 +95,15 @@ function Console({ session, leave }: { session: Session; leave: () => void }) {
           <button type="button" aria-label={text.theme} title={text.theme} onClick={changeTheme}>
             ◐
           </button>
-          <button type="button" onClick={signOut}>
-            {text.signIn.out}
-          </button>
+          {session.is_open ? (
+            <strong class="badge busy" title={text.signIn.openHint}>
+              {text.signIn.open}
+            </strong>
+          ) : (
+            <button type="button" onClick={signOut}>
+              {text.signIn.out}
+            </button>
+          )}
         </span>
       </header>
       <main id="content" tabIndex={-1}>

@@ -18,6 +18,8 @@ export const text = {
     go: "Sign in",
     byProvider: "Sign in with your organisation",
     out: "Sign out",
+    open: "Open to this machine",
+    openHint: "paddock up --open: every program and user of this machine may call without a key, as an admin.",
     ended: "Your session has ended. Sign in again.",
   },
   theme: "Light or dark",

@@ -6,6 +6,7 @@ export interface Session {
   role: "admin" | "manager" | "user";
   has_accounts: boolean;
   links: Record<string, string>;
+  is_open: boolean;
 }
 
 export interface ModelRow {
