@@ -35,7 +35,7 @@ from tests.support.stack import DEMO_MODEL, ROOT, free_port
 from workers.chat.environment import new_environment
 from workers.engine.speculation.step_costs import MAX_DRAFTED, StepCosts
 from workers.llama.model import Model
-from workers.models.speculation import DraftSpec, SpeculationSettings
+from workers.models.generation import DraftSpec, SpeculationSettings
 from workers.protocol.events import Tokens
 from workers.protocol.requests import Sampling, Speculation
 

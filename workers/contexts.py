@@ -14,8 +14,8 @@ from workers.llama.memory import MemoryKind
 from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.model_params import LEARNED_POSITIONS
 from workers.llama.native import closed_on_error
+from workers.models.generation import DraftSpec
 from workers.models.spec import LlamaSettings, ModelSpec
-from workers.models.speculation import DraftSpec
 
 SHARED = (
     *("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "split_mode", "main_gpu", "tensor_split", "devices"),

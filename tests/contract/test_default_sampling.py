@@ -10,7 +10,7 @@ import pytest
 
 from gateway.api.openai.requests import read_chat
 from gateway.errors import InvalidRequest
-from workers.models.default_sampling import DefaultSampling
+from workers.models.generation import DefaultSampling
 from workers.protocol.requests import Sampling
 
 NAMES = [field.name for field in msgspec.structs.fields(DefaultSampling)]

@@ -16,11 +16,10 @@ from gateway.settings import GatewaySettings, known_settings
 from tests.support.chart import CHART, EXAMPLES, Object, Rendered, container, example, plain_env, render
 from workers import sources
 from workers.models.catalog import convert, load
-from workers.models.default_sampling import DefaultSampling
 from workers.models.files import plain_name
+from workers.models.generation import DefaultSampling, SpeculationSettings
 from workers.models.library import wanted
 from workers.models.spec import AdapterSpec, LlamaSettings
-from workers.models.speculation import SpeculationSettings
 from workers.protocol.control import DRAIN_PATH
 from workers.protocol.framing import HEALTH_PATH
 from workers.service.routes.probes import READY_PATH

@@ -20,9 +20,8 @@ from gateway.commands.config import settings_page
 from gateway.settings import UpSettings, known_settings
 from workers.models.alias_parameters import AliasParameters
 from workers.models.catalog import AliasChain, Catalog, Target, load, schema
-from workers.models.default_sampling import DefaultSampling
+from workers.models.generation import DefaultSampling, DraftSpec, SpeculationSettings
 from workers.models.spec import AdapterSpec, LlamaSettings, ModelSpec
-from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol import keys
 from workers.protocol.exits import FINAL, RESTARTED, Exit
 from workers.residency.policy import Group, Residency

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workers.protocol.events import CallFailed, Failure, FailureCode
+from workers.protocol.pieces import joined
 from workers.protocol.requests import Infill
-from workers.protocol.token_arrays import joined
 
 SNIPPET = "\n\n--- snippet ---\n\n"
 REPOSITORY, FILE = "myproject\n", "filename\n"

@@ -16,8 +16,8 @@ from workers.chat.media_places import SHOWN, cut, marked, new_marker, with_marke
 from workers.llama.media.parts import MediaChunk
 from workers.models.spec import ChatDefaults
 from workers.protocol.events import RETRYABLE, CallFailed, Failure, FailureCode, context_overflow
+from workers.protocol.pieces import INT32, RUN_TOKENS, extend, in_list
 from workers.protocol.requests import GenerateRequest, Medium, Message, Role
-from workers.protocol.token_arrays import INT32, RUN_TOKENS, extend, in_list
 
 TOKENISE_LEAST_S = 5.0
 TOKENISE_S_PER_MIB = 4.0

@@ -29,7 +29,7 @@ from workers.llama.model_params import fill_context
 from workers.llama.native import DecodeFailed, ModelError, ModelTooLarge, NativeOwner, closed_on_error, native_log
 from workers.llama.tokens.vocab import NO_TOKEN
 from workers.models.spec import LlamaSettings
-from workers.protocol.token_arrays import in_array, joined
+from workers.protocol.pieces import in_array, joined
 
 Vectors = NDArray[np.float32]
 

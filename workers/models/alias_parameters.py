@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from workers.models.default_sampling import DefaultSampling
+from workers.models.generation import DefaultSampling
 from workers.models.spec import kwargs_fault
 from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS, MAX_THINKING_BUDGET
 

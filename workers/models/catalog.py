@@ -16,7 +16,7 @@ from msgspec import Meta
 from workers.models.alias_parameters import DROPPABLE, AliasParameters
 from workers.models.catalog_faults import faults_of, shown, shown_as_flag
 from workers.models.cores import cores_of, shares_of
-from workers.models.default_sampling import DefaultSampling
+from workers.models.generation import DefaultSampling, DraftSpec, SpeculationSettings
 from workers.models.overrides import TensorOverride
 from workers.models.prices import Rates
 from workers.models.spec import (
@@ -25,7 +25,6 @@ from workers.models.spec import (
     LlamaSettings,
     ModelSpec,
 )
-from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol.requests import Name
 from workers.protocol.residency import MAX_MODELS
 from workers.residency.policy import Group, Residency, shared_faults

@@ -18,9 +18,9 @@ from workers.models import catalog
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.fetched import Fetched, FileChanged
 from workers.models.files import decode_model, first_part, parse_reference
+from workers.models.generation import DraftSpec, SpeculationSettings
 from workers.models.regular_files import NotAFile, check_regular, open_regular
 from workers.models.spec import NO_PROJECTOR, TEMPLATE_NAMES, AdapterSpec, ModelSpec, is_template
-from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.process import parent_death
 from workers.protocol.exits import Exit
 from workers.settings import SPEC_FIELDS, SupervisorSettings

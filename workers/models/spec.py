@@ -16,10 +16,9 @@ import msgspec
 from msgspec import Meta
 
 from workers.models.cores import CORES_PATTERN, cores_of
-from workers.models.default_sampling import DefaultSampling
+from workers.models.generation import HF_PATTERN, HF_TEXT, DefaultSampling, SpeculationSettings
 from workers.models.overrides import MetadataKey, MetadataValue, TensorOverride, metadata_faults
 from workers.models.prices import Rates
-from workers.models.speculation import HF_PATTERN, HF_TEXT, SpeculationSettings
 from workers.protocol.requests import MAX_BUDGET_MESSAGE_CHARS, MAX_THINKING_BUDGET, Name
 from workers.residency.policy import Residency, own_faults, resolve
 

@@ -35,9 +35,8 @@ import msgspec
 from msgspec import Meta
 
 from workers.protocol.heartbeat import ModelFacts, WorkerKind
-from workers.protocol.pieces import PieceDecoder
+from workers.protocol.pieces import PieceDecoder, in_array, to_bytes
 from workers.protocol.requests import AdapterUse, GenerateRequest, Name, Prompt, Sampling
-from workers.protocol.token_arrays import in_array, to_bytes
 
 TOKENIZE_PATH = "/v1/tokenize"
 DETOKENIZE_PATH = "/v1/detokenize"

@@ -17,7 +17,7 @@ from gateway.commands.imports.catalog import Imported, Model
 from gateway.commands.imports.llama_server import BadOption, read_command
 from gateway.commands.imports.options import VARIABLES
 from gateway.commands.imports.source import Keys, Source, Unusable, weights_field
-from workers.models.default_sampling import DefaultSampling
+from workers.models.generation import DefaultSampling
 
 MACRO = re.compile(r"\$\{([A-Za-z0-9_.-]+)\}")
 MAX_DEPTH = 16

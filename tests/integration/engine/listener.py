@@ -20,8 +20,8 @@ from workers.engine.speculation.draft_model import DraftModel
 from workers.engine.step.speculator import DraftSources
 from workers.llama.context import Context
 from workers.llama.model import Model
+from workers.models.generation import SpeculationSettings
 from workers.models.spec import LlamaSettings
-from workers.models.speculation import SpeculationSettings
 from workers.protocol.events import (
     CallEvent,
     Failed,

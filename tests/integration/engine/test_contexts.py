@@ -14,8 +14,8 @@ from tests.support.small_models import write_wide_model
 from tests.support.stack import DEMO_MODEL
 from workers.contexts import make_contexts, open_contexts
 from workers.llama.model import Model, ModelError, ModelTooLarge
+from workers.models.generation import DraftSpec, SpeculationSettings
 from workers.models.spec import ModelSpec
-from workers.models.speculation import DraftSpec, SpeculationSettings
 
 
 def spec(draft: Path | None, *, kv_tokens: int = 1024) -> ModelSpec:

@@ -20,8 +20,8 @@ from workers.engine.request import EngineRequest
 from workers.engine.speculation.draft_model import MAX_FAILURES, DraftModel
 from workers.engine.speculation.hit_rates import Source
 from workers.llama.model import Model
+from workers.models.generation import DraftSpec, SpeculationSettings
 from workers.models.spec import LlamaSettings
-from workers.models.speculation import DraftSpec, SpeculationSettings
 from workers.protocol.events import Logprobs, Tokens
 from workers.protocol.requests import Sampling, Speculation
 

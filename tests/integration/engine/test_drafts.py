@@ -17,7 +17,7 @@ from workers.engine.speculation.hit_rates import Source
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.step_plan import Decode, Plan
 from workers.llama.model import Model
-from workers.models.speculation import SpeculationSettings
+from workers.models.generation import SpeculationSettings
 from workers.protocol.events import Failed, FinishReason, Logprobs, Tokens
 from workers.protocol.requests import Sampling, Speculation
 

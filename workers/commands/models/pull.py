@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from workers.commands.models.parser import Request, Unusable
 from workers.models.catalog import Catalog
 from workers.models.files import ADAPTER, DRAFT, PROJECTOR, SPLIT, SUFFIX, first_part, parts, plain_name
+from workers.models.generation import HF_PATTERN
 from workers.models.library import DEMO_ALIAS, Library, ModelUnusable, wanted
 from workers.models.spec import NO_PROJECTOR, ModelSpec
-from workers.models.speculation import HF_PATTERN
 from workers.protocol.exits import Exit
 from workers.settings import SupervisorSettings
 

@@ -15,7 +15,7 @@ from workers.engine.speculation.drafts import Drafts
 from workers.engine.speculation.hit_rates import HitRates, Source, length_of
 from workers.engine.speculation.step_costs import MAX_DRAFTED, RoundCosts, StepCosts
 from workers.engine.step.sequence import Sequence
-from workers.models.speculation import DraftSpec
+from workers.models.generation import DraftSpec
 
 READY_TOKENS = 32
 """Number of unread tokens of a conversation up to which they are read beside its first guessed token. So many are read

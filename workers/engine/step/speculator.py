@@ -20,7 +20,7 @@ from workers.engine.step.sampling import SHARE_S
 from workers.engine.step.sequence import Sequence
 from workers.engine.step.step_plan import Decode, Plan
 from workers.llama.context import Context
-from workers.models.speculation import SpeculationSettings
+from workers.models.generation import SpeculationSettings
 
 LOOK_S, LOOK_SHARE = 20e-6, 0.02
 """Looking for drafts takes some `LOOK_S` seconds for each call, and at most `LOOK_SHARE` of the time of steps: where a

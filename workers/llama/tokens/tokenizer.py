@@ -52,7 +52,7 @@ from workers.process.helper_process import (
     processor_s,
 )
 from workers.protocol.events import CallFailed, Failure, FailureCode
-from workers.protocol.token_arrays import INT32
+from workers.protocol.pieces import INT32
 
 IN_PROCESS_CHARS = 4096
 """Maximum characters tokenised in the worker itself: that many alike take up to 1.3 MiB of stack and about 0.01 s."""

@@ -13,9 +13,9 @@ from workers.chat.prompts import SHORT_CHARS, Patience, Prompts, Seen, length_of
 from workers.engine.cache.prompt import Prompt
 from workers.engine.pooled.jobs import PooledInput
 from workers.protocol.events import CallFailed, Failure, FailureCode
+from workers.protocol.pieces import extend, in_array, joined
 from workers.protocol.pooled import PoolInput, PoolPrompt, PoolRequest
 from workers.protocol.requests import GenerateRequest, Medium
-from workers.protocol.token_arrays import extend, in_array, joined
 from workers.service.calls.lanes import FairLane
 
 

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.workers.supervisor.test_chat_template import worker_of
 from workers.llama.model import Model, ModelError
 from workers.models.catalog import CatalogError
+from workers.models.generation import DraftSpec
 from workers.models.library import Library, ModelUnusable, wanted
-from workers.models.speculation import DraftSpec
 from workers.settings import SupervisorSettings, WorkerSettings
 from workers.worker import spec_of
 

@@ -12,7 +12,7 @@ from workers.engine.pace import AnswerLengths
 from workers.engine.speculation.hit_rates import HitRates
 from workers.engine.speculation.step_costs import MAX_BESIDE_TEAMS, MAX_CREDIT_S, StepCosts
 from workers.engine.step.model_drafts import ModelDrafts, Offer, rounds_of
-from workers.models.speculation import DraftSpec
+from workers.models.generation import DraftSpec
 from workers.protocol.requests import Speculation
 
 STEP_S, ROW_S, ROUND_S = 0.03, 1e-5, 0.0015

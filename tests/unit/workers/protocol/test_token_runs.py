@@ -6,8 +6,8 @@ from array import array
 
 import pytest
 
+from workers.protocol.pieces import INT32, RUN_TOKENS, extend, in_array, in_list, joined
 from workers.protocol.queries import ints_of, packed
-from workers.protocol.token_arrays import INT32, RUN_TOKENS, extend, in_array, in_list, joined
 
 MANY = list(range(2 * RUN_TOKENS + 3))
 
