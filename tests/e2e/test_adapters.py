@@ -90,7 +90,9 @@ class Server:
         return [one["name"] for one in self.http.get("/lora-adapters").raise_for_status().json()]
 
     def say(self, model: str = MODEL, **more: Any) -> str:
-        body = {"model": model, "prompt": PROMPT, "n_predict": 12, "temperature": 0, **more}
+        """The answer, computed token by token: logits that tie may fall either way where some are cached or drafted."""
+        asked = {"prompt": PROMPT, "n_predict": 12, "temperature": 0, "cache_prompt": False, "speculation": False}
+        body = {"model": model, **asked, **more}
         return str(self.post("/completion", **body).raise_for_status().json()["content"])
 
     def refused(self, answer: httpx2.Response) -> tuple[int, str]:

@@ -169,7 +169,9 @@ def test_cells_that_no_copy_can_be_made_of_stay_where_they_are(
         assert bench.engine.counters.num_packed == 0
         assert bench.heard.text(key) == alone
         bench.engine.check_integrity()
-        behind_others(bench, long)
+        for _ in range(5):  # a slow machine may be done with the stream before the others' cells have been saved
+            if not bench.engine.counters.num_packed:
+                behind_others(bench, long)
         assert bench.engine.counters.num_packed > 0, "it moves as soon as there is memory"
 
 

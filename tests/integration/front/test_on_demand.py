@@ -455,6 +455,8 @@ async def test_all_keys_of_a_team_leave_listeners_to_others(stack: Stack) -> Non
             caller = await held.enter_async_context(calling(gateway.url, f"pk-{name}-0123456789", "other"))
             opened = [await caller.session.get(f"{caller.url}/models/sse") for _ in range(MOST_PER_KEY)]
             assert [response.status for response in opened] == [200] * MOST_PER_KEY
+            for response in opened:
+                held.callback(response.close)
         last = await held.enter_async_context(calling(gateway.url, f"pk-{names[-1]}-0123456789", "other"))
         async with last.session.get(f"{last.url}/models/sse") as response:
             assert response.status == 429
