@@ -217,7 +217,7 @@ def test_what_comes_back_from_ram_is_read_again(demo: Model, small: Model) -> No
 
 
 def test_a_model_without_room_starts_over(demo: Model, small: Model, caplog: pytest.LogCaptureFixture) -> None:
-    with drafting(demo, small, draft_cells=256) as bench:
+    with drafting(demo, small, draft_cells=300) as bench:
         requests = [telling(bench, f"{text}. {LONG}"[:300], 60, cache_prompt=False) for text in PROMPTS]
         plain = undrafted(bench, *requests)
         assert said(bench, *requests) == plain

@@ -130,17 +130,20 @@ class DraftModel:
         """Return whether the model has all tokens that it is to read: its vocabulary may be somewhat smaller."""
         return self._knows_all or bool((known[self._num_held[sequence] :] < self._num_own).all())
 
-    def read(self, sequence: int, known: Tokens, num_tokens: int) -> None:
-        """Read the next `num_tokens` tokens of a conversation, at most one micro-batch."""
+    def read(self, sequence: int, known: Tokens, num_tokens: int) -> bool:
+        """Read the next `num_tokens` tokens of a conversation, at most one micro-batch. Return False if it fails: all
+        conversations are to be read anew then."""
         held = self._num_held[sequence]
         batch = self._batch
         batch.clear()
         batch.add_prompt(known[held : held + num_tokens], held, sequence, num_logits=0)
         started = time.perf_counter()
-        if self._decode():
-            self._num_held[sequence] = held + num_tokens
-            row_s = (time.perf_counter() - started) / num_tokens
-            self.row_s = self.row_s + _WEIGHT * (row_s - self.row_s) if self.row_s else row_s
+        if not self._decode():
+            return False
+        self._num_held[sequence] = held + num_tokens
+        row_s = (time.perf_counter() - started) / num_tokens
+        self.row_s = self.row_s + _WEIGHT * (row_s - self.row_s) if self.row_s else row_s
+        return True
 
     def guess(self, asked: Sequence[Wanted], costs: RoundCosts) -> None:
         """Guess the next tokens of these conversations, one of each in a batch. `num_missing` must have been asked."""

@@ -113,7 +113,8 @@ class ModelDrafts:
         self._rates.forget_some(drafts.is_greedy, FORGET)
 
     def _ready(self, wanted: list[tuple[Offer, int]], num_calls: int) -> list[tuple[Offer, int]]:
-        """Return those whose tokens the model has read. Read a part of one of the others, if that pays."""
+        """Return those whose tokens the model has read. Read a part of one of the others, if that pays; none is left if
+        that fails, since the model forgets all conversations then."""
         ready = []
         reads, room = True, self._most_at_once(num_calls)
         for offer, count in wanted:
@@ -127,7 +128,9 @@ class ModelDrafts:
                     room -= num_missing
             elif reads and self._is_worth_reading(offer, count, num_missing, num_calls):
                 reads = False
-                self.model.read(offer.sequence.id, known, min(num_missing - 1, self._most_at_once(num_calls)))
+                num_read = min(num_missing - 1, self._most_at_once(num_calls))
+                if not self.model.read(offer.sequence.id, known, num_read):
+                    return []
         return ready
 
     def _most_at_once(self, num_calls: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 from workers.engine.pace import AnswerLengths
 from workers.engine.speculation.hit_rates import HitRates
 from workers.engine.speculation.step_costs import MAX_BESIDE_TEAMS, MAX_CREDIT_S, StepCosts
-from workers.engine.step.model_drafts import ModelDrafts, Offer, rounds_of
+from workers.engine.step.model_drafts import READY_TOKENS, ModelDrafts, Offer, rounds_of
 from workers.models.generation import DraftSpec
 from workers.protocol.requests import Speculation
 
@@ -69,3 +69,32 @@ def test_a_step_of_other_teams_waits_no_longer_for_one_long_draft(sure: float) -
     drafts.extend(offers, 8, max_rows=512, is_shared=True)
     assert model.asked
     assert STEP_S + max(model.asked) * ROUND_S <= MAX_BESIDE_TEAMS * STEP_S
+
+
+def test_nothing_is_guessed_in_a_step_in_which_the_model_forgot_all() -> None:
+    """The first call's tokens were read before, by the book of a moment ago; the second one's take a cell too many."""
+    costs = StepCosts(credit_s=MAX_CREDIT_S)
+    for _ in range(100):
+        costs.note_plain(2, STEP_S)
+    for num_rows in (12, 16, 20, 24):
+        costs.note_drafted(2, num_rows, num_rows, STEP_S + ROW_S * num_rows)
+
+    class Forgetful(QuickModel):
+        has_read = False
+
+        def num_missing(self, sequence: int, known: Any) -> int:
+            return 1 if sequence == 0 else READY_TOKENS + 1
+
+        def read(self, sequence: int, known: Any, num_tokens: int) -> bool:
+            self.has_read = True
+            return False
+
+    model: Any = Forgetful()
+    drafts = ModelDrafts(model, DraftSpec(path="d"), costs, HitRates(), AnswerLengths(), num_params=100)
+    drafts._rounds.note(1, ROUND_S)
+    offers = [offered(number, 0.99) for number in range(2)]
+    for one in offers:
+        one.sequence.num_predicted, one.sequence.limit = 0, 1000
+    drafts.extend(offers, 2, max_rows=512, is_shared=False)
+    assert model.has_read
+    assert not model.asked
