@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -252,12 +252,15 @@ def open_chat_worker(
 
     Raises ModelError, ModelTooLarge, AdapterError, TemplateUnusable, TemplateFileUnusable, FamilyUnknown,
     CacheFolderUnusable, SettingUnusable."""
-    rendering = _begun(opened, partial(open_renderer, model, spec.chat_template, prompts_at_once(), launch))
+    aside = opened.enter_context(ThreadPoolExecutor(2, thread_name_prefix="paddock-start"))
+    rendering = _begun(opened, aside, partial(open_renderer, model, spec.chat_template, prompts_at_once(), launch))
+    reading = aside.submit(lambda: model.vocab.eog)
     n_ubatch = min(spec.llama.n_ubatch, spec.llama.n_batch)
     media = open_media(opened, model, spec, n_ubatch=n_ubatch, max_bytes=settings.media_cache_mib << 20)
     context, n_ctx, draft_model = open_contexts(opened, model, spec, workers=settings.workers_on_machine)
     context.warm_up()
     renderer = rendering.result()
+    reading.result()
     answers = Answers(family_of("\n".join(renderer.sources.values()), spec.tool_family), model.vocab, spec)
     logger.info("answers are read as those of the family %s", answers.family.name)
     if fault := answers.closing_fault(spec.thinking_budget_message):
@@ -302,11 +305,10 @@ def open_chat_worker(
     )
 
 
-def _begun(opened: contextlib.ExitStack, make: Callable[[], Renderer]) -> Future[Renderer]:
-    """Begin to open a renderer on another thread, so that its process tries the templates while this one makes the
+def _begun(opened: contextlib.ExitStack, aside: Executor, make: Callable[[], Renderer]) -> Future[Renderer]:
+    """Begin to open a renderer on a thread of `aside`, so that its process tries the templates while this one makes the
     contexts; `opened` closes it. Raises RuntimeError if there is no memory for the thread."""
-    thread = opened.enter_context(ThreadPoolExecutor(1, thread_name_prefix="paddock-renderer"))
-    making = thread.submit(make)
+    making = aside.submit(make)
 
     def close() -> None:
         if making.exception() is None:

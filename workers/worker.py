@@ -76,6 +76,7 @@ def main(settings: WorkerSettings, launch: Launch = launched) -> int:
 
 def run(settings: WorkerSettings, launch: Launch = launched) -> int:
     """Serve until a signal or a failure ends the worker; return the exit code (`workers.protocol.exits`)."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)  # at once: threads that load beside each other hand over sooner, too
     log_lines.configure(settings.log_level, settings.log_format)
     try:
         return _run(settings, launch)
@@ -121,7 +122,6 @@ def _run(settings: WorkerSettings, launch: Launch) -> int:
 
 
 def _on_loop(serve: Callable[[], Coroutine[None, None, Exit]]) -> Exit:
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.get_loop().set_default_executor(started_threads("paddock-aside", ASIDE))

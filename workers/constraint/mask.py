@@ -62,8 +62,10 @@ class Vocabulary(Protocol):
     num_tokens: int
     eos: int
     bos: int
-    eog: frozenset[int]
-    """The tokens that end an answer."""
+
+    @property
+    def eog(self) -> frozenset[int]:
+        """The tokens that end an answer."""
 
     def piece(self, token: int) -> bytes:
         """Return the bytes that the token adds to an answer; empty for control tokens."""

@@ -338,12 +338,14 @@ class Context(NativeOwner):
         return address is not None and not math.isnan(ctypes.c_float.from_address(address + 4 * token).value)
 
     def warm_up(self) -> None:
-        """Compute one token, so that the first call does not wait for the first use of weights and buffers.
+        """Compute one token on a GPU, whose first call would wait for kernels to be loaded and buffers to be made. On a
+        CPU nothing is gained by it: loading has read the weights already.
 
         Raises ModelError for control vectors that change nothing."""
-        c.llama_set_warmup(self.pointer, True)
-        self._first_logits()
-        c.llama_set_warmup(self.pointer, False)
+        if self.on_gpu:
+            c.llama_set_warmup(self.pointer, True)
+            self._first_logits()
+            c.llama_set_warmup(self.pointer, False)
         if self.model.control is not None:
             self.model.control.require_effect(self.pointer, self.model.architecture, self._first_logits)
 

@@ -63,6 +63,8 @@ NUM_READY = 2
 PART_BYTES = 1 << 20
 """Maximum bytes of tokens that are read at once; a multiple of the size of a token."""
 START_S = 60.0
+WARM_AFTER_S = 1.0
+"""Seconds until processes are started that no text has asked for: a worker that starts has more urgent work."""
 ORDER_S = 5.0
 """Seconds to wait for forking or ending a process, which takes some milliseconds."""
 
@@ -112,7 +114,8 @@ class GuardedTokenizer:
 
 
 class TokenProcesses:
-    """The processes that tokenise long texts; making this object starts some. May be used from several threads."""
+    """The processes that tokenise long texts. Some are started ahead, a second after this object is made. May be used
+    from several threads."""
 
     def __init__(
         self,
@@ -129,6 +132,7 @@ class TokenProcesses:
         self._seats: queue.LifoQueue[_Seat] = queue.LifoQueue()
         for _ in range(number):
             self._seats.put(_Seat(self._keeper))
+        self._is_closed = threading.Event()
         self._warming = threading.Thread(target=self._warm_up, name="paddock-token-processes", daemon=True)
         self._warming.start()
 
@@ -156,6 +160,7 @@ class TokenProcesses:
 
     def close(self) -> None:
         """End all processes; texts in progress fail."""
+        self._is_closed.set()
         self._keeper.close()
         self._warming.join(ORDER_S)
         with contextlib.suppress(queue.Empty):
@@ -163,6 +168,8 @@ class TokenProcesses:
                 self._seats.get_nowait().close()
 
     def _warm_up(self) -> None:
+        if self._is_closed.wait(WARM_AFTER_S):
+            return
         seats: list[_Seat] = []
         with contextlib.suppress(NotStarted, queue.Empty):  # the first text that needs one gets the error
             self._keeper.start()

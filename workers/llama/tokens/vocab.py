@@ -32,6 +32,9 @@ def encoded(text: str) -> bytes:
 _BETWEEN = b"\xff\xfe"
 """Bytes that separate the texts of two tokens in `_all_pieces`; no UTF-8 text contains them."""
 
+_ASKED_AT_ONCE = 512
+"""Number of tokens about which llama.cpp is asked without handing over the interpreter's lock."""
+
 
 class Vocab:
     """A vocabulary, usable until its model is closed; `pointer` is a `llama_vocab *`."""
@@ -41,9 +44,6 @@ class Vocab:
         self.num_tokens: int = c.llama_vocab_n_tokens(pointer)
         self._pieces: list[bytes | None] = [None] * self.num_tokens
         self._special_pieces: dict[int, bytes] = {}
-        is_eog = gil_calls().is_eog
-        tokens = range(self.num_tokens)
-        self.eog = frozenset(itertools.compress(tokens, map(is_eog, itertools.repeat(pointer), tokens)))
         self.bos: int = c.llama_vocab_bos(pointer)
         self.eos: int = c.llama_vocab_eos(pointer)
         self.adds_bos: bool = c.llama_vocab_get_add_bos(pointer)
@@ -52,6 +52,16 @@ class Vocab:
         self.kind: int = c.llama_vocab_type(pointer)
         """`llama_vocab_type`: 1 sentencepiece, 2 byte pairs, ..."""
         self.suppressed = self._read_suppressed()
+
+    @functools.cached_property
+    def eog(self) -> frozenset[int]:
+        """Tokens that end a generation. llama.cpp is asked for each token, 60 ns apiece, in runs between which other
+        threads can run."""
+        is_eog, ends = gil_calls().is_eog, set[int]()
+        for start in range(0, self.num_tokens, _ASKED_AT_ONCE):
+            tokens = range(start, min(start + _ASKED_AT_ONCE, self.num_tokens))
+            ends.update(itertools.compress(tokens, map(is_eog, itertools.repeat(self.pointer), tokens)))
+        return frozenset(ends)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool, most: int | None = None) -> list[int]:
         """Return all tokens of a text, even if more than `most`. `add_special`: add the begin and end tokens that the

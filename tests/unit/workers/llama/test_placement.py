@@ -168,7 +168,9 @@ def test_patterns_of_the_settings_come_before_those_of_experts() -> None:
 )
 def test_llama_cpp_takes_them(settings: LlamaSettings) -> None:
     with Model.load(DEMO, settings) as model, Context(model, settings, slots=1, kv_tokens=64) as context:
-        context.warm_up()
+        batch = context.new_batch()
+        batch.add_token(1, 0, 0)
+        context.decode(batch)
         c.llama_synchronize(context.pointer)
         times = c.llama_perf_context(context.pointer)
         assert (times.t_p_eval_ms + times.t_eval_ms > 0) is not settings.no_perf

@@ -255,8 +255,12 @@ def test_nothing_is_left_when_it_closes(bench: Bench) -> None:
     assert processes.tokens(b"word", 5.0, add_special=False, parse_special=False)
     pid = processes.pid
     assert pid is not None
-    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    assert len(children) == 2, "one works, one is kept ready"
+
+    def forked() -> list[int]:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    wait_until(lambda: len(forked()) == 2, 10)  # one works, one is kept ready
+    children = forked()
     processes.close()
     wait_until(lambda: not any(Path(f"/proc/{one}").exists() for one in [pid, *children]), 10)
     with pytest.raises((NotStarted, ProcessEnded, TookTooLong)):
