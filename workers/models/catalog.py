@@ -16,18 +16,13 @@ from msgspec import Meta
 from workers.models.alias_parameters import DROPPABLE, AliasParameters
 from workers.models.catalog_faults import faults_of, shown, shown_as_flag
 from workers.models.cores import cores_of, shares_of
-from workers.models.generation import DefaultSampling, DraftSpec, SpeculationSettings
-from workers.models.overrides import TensorOverride
-from workers.models.prices import Rates
 from workers.models.spec import (
     MAX_SHARED_BYTES,
-    ControlVectorSpec,
-    LlamaSettings,
     ModelSpec,
 )
 from workers.protocol.requests import Name
 from workers.protocol.residency import MAX_MODELS
-from workers.residency.policy import Group, Residency, shared_faults
+from workers.residency.policy import Group, shared_faults
 from workers.yaml_document import YamlInvalid, load_yaml
 
 
@@ -112,16 +107,6 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "many as memory holds",
         ),
     ] = 0
-
-
-FIELDS = sorted(
-    field.name
-    for struct in (
-        *(Catalog, Defaults, ModelSpec, LlamaSettings, TensorOverride, ControlVectorSpec, DefaultSampling),
-        *(SpeculationSettings, DraftSpec, AliasChain, Target, AliasParameters, Residency, Group, Rates),
-    )
-    for field in msgspec.structs.fields(struct)
-)
 
 
 class CatalogError(ValueError):
@@ -283,7 +268,7 @@ def convert(document: Any, origin: str) -> Catalog:
     try:
         catalog = msgspec.convert(document, Catalog)
     except msgspec.ValidationError as error:
-        found = list(faults_of(document, Catalog, NAMED_BY_KEYS, FIELDS))
+        found = list(faults_of(document, Catalog, NAMED_BY_KEYS))
         faults = [shown_as_flag(fault) if origin == SETTINGS else shown(fault, document) for fault in found]
         told = "\n  ".join(faults or [str(error)])
         place = "" if origin == SETTINGS else f"{origin}: "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -41,11 +41,11 @@ class Fault(NamedTuple):
     """What is wrong there, and the remedy."""
 
 
-def faults_of(document: Any, kind: Any, named: Mapping[str, Any], known: list[str]) -> Iterator[Fault]:
+def faults_of(document: Any, kind: Any, named: Mapping[str, Any]) -> Iterator[Fault]:
     """Yield the faults of a document that is to be of this `kind`, at most MOST.
 
-    `named`: fields that are mappings -> the type of their values: msgspec has one path, `$.aliases[...]`, for them all.
-    `known`: the names of all fields, among which the one that was meant is looked for."""
+    `named`: fields that are mappings -> the type of their values: msgspec has one path for them all,
+    `$.aliases[...]`."""
     rest = copy.deepcopy(document)
     removed: set[tuple[Step, ...]] = set()
     for _ in range(MOST):
@@ -59,8 +59,8 @@ def faults_of(document: Any, kind: Any, named: Mapping[str, Any], known: list[st
         path = _steps(told, rest, named)
         missing = _MISSING.match(what)
         if missing is None or (*path, missing[1]) not in removed:
-            yield Fault(path, _words(what, path, rest, known))
-        if (meant := _meant(what, known)) is not None:
+            yield Fault(path, _words(what, path, rest, kind))
+        if (meant := _meant(what, path, kind)) is not None:
             removed.add((*path, meant))
         gone = _without(rest, path, what)
         if gone is None:
@@ -123,9 +123,11 @@ def _at(document: Any, path: list[Step] | tuple[Step, ...]) -> Any:
     return document
 
 
-def _words(what: str, path: tuple[Step, ...], document: Any, known: list[str]) -> str:
+def _words(what: str, path: tuple[Step, ...], document: Any, kind: Any) -> str:
     if unknown := _UNKNOWN.match(what):
-        meant = _meant(what, known)
+        meant = _meant(what, path, kind)
+        if meant == unknown[1]:
+            return f"unknown field `{meant}` (it belongs to another place of the catalog)"
         return f"unknown field `{unknown[1]}`{f' (did you mean `{meant}`?)' if meant else ''}"
     if missing := _MISSING.match(what):
         return f"`{missing[1]}` is missing"
@@ -134,10 +136,51 @@ def _words(what: str, path: tuple[Step, ...], document: Any, known: list[str]) -
     return what[:1].lower() + what[1:]
 
 
-def _meant(what: str, known: list[str]) -> str | None:
-    """Return the field that was meant by an unknown one; None: that can't be guessed, or none is unknown."""
+def _meant(what: str, path: tuple[Step, ...], kind: Any) -> str | None:
+    """Return the field that was meant by an unknown one: one that its place has, or else another of the document's
+    fields. None: that can't be guessed, or none is unknown."""
     unknown = _UNKNOWN.match(what)
-    return next(iter(difflib.get_close_matches(unknown[1], known, n=1)), None) if unknown else None
+    if unknown is None:
+        return None
+    whole: tuple[msgspec.inspect.Type, ...] = (msgspec.inspect.type_info(kind),)
+    there = whole
+    for step in path:
+        there = tuple(inner for one in there for inner in _inner(one, step))
+    for known in (_fields(there, {}), _fields(whole, {}, deep=True)):
+        if close := difflib.get_close_matches(unknown[1], sorted(known), n=1):
+            return close[0]
+    return None
+
+
+def _inner(kind: msgspec.inspect.Type, step: Step | None) -> Iterator[msgspec.inspect.Type]:
+    """Yield the types that a value of this type may have at a step inwards; None: at any."""
+    match kind:
+        case msgspec.inspect.Metadata(type=inner):
+            yield from _inner(inner, step)
+        case msgspec.inspect.UnionType(types=several):
+            for one in several:
+                yield from _inner(one, step)
+        case msgspec.inspect.StructType(fields=fields):
+            yield from (field.type for field in fields if step in (None, field.encode_name))
+        case msgspec.inspect.DictType(value_type=inner) | msgspec.inspect.CollectionType(item_type=inner):
+            yield inner
+
+
+def _fields(kinds: Iterable[msgspec.inspect.Type], known: dict[str, None], *, deep: bool = False) -> dict[str, None]:
+    """Add the names of the fields that values of these types have to `known`, `deep`: with those within; return it."""
+    for kind in kinds:
+        match kind:
+            case msgspec.inspect.Metadata(type=inner):
+                _fields((inner,), known, deep=deep)
+            case msgspec.inspect.UnionType(types=several):
+                _fields(several, known, deep=deep)
+            case msgspec.inspect.StructType(fields=fields):
+                known.update(dict.fromkeys(field.encode_name for field in fields))
+                if deep:
+                    _fields(_inner(kind, None), known, deep=True)
+            case _ if deep:
+                _fields(_inner(kind, None), known, deep=True)
+    return known
 
 
 def _without(document: Any, path: tuple[Step, ...], what: str) -> tuple[Step, ...] | None:

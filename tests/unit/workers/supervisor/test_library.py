@@ -85,6 +85,9 @@ def test_a_model_without_workers_needs_no_file(tmp_path: Path, model: Path) -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("modelz: []", "unknown field `modelz` (did you mean `models`?)"),
+        ("models: [{name: m, path: p}]\nslots: 3", "unknown field `slots` (it belongs to another place"),
+        ("models: [{name: m, path: p, residency: {ttl: 3}}]", "residency: unknown field `ttl` (did you mean `ttl_s`?)"),
         ("models: []", "models: expected `array` of length >= 1"),
         ("models: [{name: m, path: p, slotz: 1}]", "models[0] (m): unknown field `slotz` (did you mean `slots`?)"),
         ("models: [{name: m, path: p, slots: 0}]", "models[0] (m): slots: expected `int` >= 1"),
