@@ -105,7 +105,7 @@ def build(settings: AccountsSettings, redis: redis.asyncio.Redis) -> Accounts:
         *usage_parts(settings, database, redis, metrics, target),
     )
     page = Page(metrics.registry, lag.show_counts)
-    api = build_api((*rows, *document.rows()), secret)
+    api = build_api((*rows, *document.rows(), *AuditRoutes(changes).gateway_rows()), secret)
     return Accounts(with_metrics(api, page), database, keeper, parts)
 
 
@@ -120,7 +120,7 @@ def access_rows(changes: Changes, secret: str) -> tuple[RouteRow, ...]:
             for made in (LiteLlmKeys, LiteLlmTeams, LiteLlmUsers)
             for row in made(keys, subjects, changes.database).rows()
         ),
-        *AuditRoutes(changes.database).rows(),
+        *AuditRoutes(changes).rows(),
         *ApplyRoute(Declarations(changes)).rows(),
     )
 

@@ -59,6 +59,7 @@ from gateway.api.operations.drain import DrainRoute, InFlightRequests, drain_rou
 from gateway.api.operations.explain import ExplainRoute
 from gateway.api.operations.health import Health, Ready, version
 from gateway.api.operations.metrics import METRICS_PATHS, MetricsPage, Targets, metrics_route_token, refuse_metrics
+from gateway.api.overview.calls import CallLookup, CallRoutes
 from gateway.api.overview.feed import Feed
 from gateway.api.overview.overview import Overviews
 from gateway.api.overview.routes import OverviewRoutes
@@ -86,6 +87,7 @@ from gateway.registry.snapshot import FirstWorkers
 from gateway.relay.relay import Relay, WorkerQueries
 from gateway.resume.recordings import Recordings
 from gateway.settings import GatewaySettings
+from gateway.store.call_exchange import CallExchange
 from gateway.store.client import Store
 from gateway.store.limits import LimitStore
 from gateway.store.outage import Outage, Unreadable
@@ -138,6 +140,7 @@ class App:
     in_flight: InFlightRequests
     callers: KnownCallers
     accounts: AccountsRoute
+    exchange: CallExchange
     limit_sync: LimitSync
     usage: Usage
     people: Tokens | None
@@ -162,6 +165,7 @@ class App:
                 self.reconciler,
                 self.gauges,
                 self.limit_sync,
+                self.exchange,
                 self.usage,
                 HeapUpkeep(),
                 *((self.people,) if self.people is not None else ()),
@@ -223,7 +227,9 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         local=LocalCaller(core.keys.directory) if settings.open else None,
     )
     accounts = AccountsRoute(settings.accounts_url, own_secret, access.proxies, core.memory)
-    handlers = {**_handlers(settings, redis, core, access), "accounts": accounts.answer}
+    calls = CallRoutes(core.exchange, accounts.note)
+    own = {"accounts": accounts.answer, "calls": calls.show, "cancel_call": calls.cancel}
+    handlers = {**_handlers(settings, redis, core, access), **own}
     router = Routes(handlers, access, settings.admin_port)
     key_store = await _key_store(settings, redis, own_secret, core.keys, core.unreadable)
     reconciler = AdapterReconciler(core.fleet, core.queries, core.desired_adapters)
@@ -249,6 +255,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         in_flight=core.in_flight,
         callers=core.callers,
         accounts=accounts,
+        exchange=core.exchange,
         limit_sync=core.limit_sync,
         usage=core.usage,
         people=people,
@@ -275,6 +282,7 @@ class _Core:
     dispatcher: Dispatcher
     resolver: CallResolver
     pipeline: Pipeline
+    exchange: CallExchange
     recordings: Recordings
     sockets: Sockets
     in_flight: InFlightRequests
@@ -334,6 +342,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
         dispatcher=dispatcher,
         resolver=resolver,
         pipeline=pipeline,
+        exchange=CallExchange(redis, gateway_id, CallLookup(pipeline, gateway_id).look),
         recordings=_recordings(settings, redis, gateway_id, keys.directory.storage),
         sockets=sockets,
         in_flight=in_flight,

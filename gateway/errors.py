@@ -29,6 +29,7 @@ PaddockError                     status  type
 │   └── StreamGone               404       code stream_gone
 ├── MethodNotAllowed             405     invalid_request_error
 ├── Superseded                   409     invalid_request_error   code superseded
+├── Cancelled                    499     cancelled_error         code cancelled_by_admin
 ├── NotSupported                 501     not_supported_error
 ├── QueueFull                    429     rate_limit_error
 │   ├── TooManyStreams           429       code too_many_streams
@@ -248,6 +249,15 @@ class Superseded(PaddockError):
     status = 409
     type = "invalid_request_error"
     code = "superseded"
+
+
+class Cancelled(PaddockError):
+    """An admin has cancelled the call. Status 499 is no standard's, but what proxies log for a request that was closed
+    before its answer; clients do not send such a request again by themselves."""
+
+    status = 499
+    type = "cancelled_error"
+    code = "cancelled_by_admin"
 
 
 class NotSupported(PaddockError):

@@ -1,4 +1,4 @@
-"""Answers `/admin/audit`: who changed what, and whether the chain of entries is whole."""
+"""Answers `/admin/audit`: who changed what, and whether the chain is whole. Notes what admins do at gateways."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from starlette.responses import Response
 
 from accounts.access import audit
 from accounts.access.audit import AuditEntry, ChainCheck
+from accounts.access.changes import Changes
+from accounts.access.rights import actor_of
 from accounts.api import forms
-from accounts.api.api import ADMINS, MANAGERS, AdminRequest, RouteRow, answer, read_query
+from accounts.api.api import ADMINS, MANAGERS, AdminRequest, RouteRow, answer, read_query, read_struct
 from accounts.api.forms import AuditQuery
-from accounts.database.database import Database
 from accounts.database.schema import audit as rows
 from accounts.errors import Invalid
+from accounts.protocol.audit import DEEDS_PATH, Deed
 
 
 class AuditList(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,14 +28,26 @@ class AuditList(msgspec.Struct, frozen=True, kw_only=True):
 class AuditRoutes:
     """The handlers."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self._database = changes.database
 
     def rows(self) -> tuple[RouteRow, ...]:
         return (
             RouteRow("GET", "/admin/audit", MANAGERS, self.list, "changes, latest first", None, AuditList, AuditQuery),
             RouteRow("GET", "/admin/audit/verify", ADMINS, self.verify, "whether the audit is whole", None, ChainCheck),
         )
+
+    def gateway_rows(self) -> tuple[RouteRow, ...]:
+        """Return the routes that gateways call for themselves, and forward nobody to."""
+        return (RouteRow("POST", DEEDS_PATH, ADMINS, self.note, "notes what an admin did at a gateway", Deed),)
+
+    def note(self, request: AdminRequest) -> Response:
+        """Write down what an admin did at a gateway. Raises Invalid."""
+        deed = read_struct(request, Deed)
+        with self._changes.begin(actor_of(request.caller)) as change:
+            change.note(deed.action, deed.kind, deed.subject, deed.team, None, deed.after)
+        return answer({"number": change.number})
 
     def list(self, request: AdminRequest) -> Response:
         asked = read_query(request, AuditQuery)

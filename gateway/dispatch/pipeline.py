@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from dataclasses import replace as replace_call
 from functools import partial
 
@@ -29,6 +30,18 @@ from workers.protocol.pooled import PoolRequest, PoolResult
 from workers.protocol.requests import GenerateRequest
 
 
+@dataclass(frozen=True, slots=True)
+class CallUnderWay:
+    """A call of this gateway whose answer is not complete."""
+
+    call: Call
+    """As it came: a call that fell back has its present model in `answer_log`."""
+    priority: int
+    """As workers have it: higher goes first."""
+    answer_log: AnswerLog
+    cutoff: Cutoff
+
+
 class Pipeline:
     """Runs the calls of this gateway process, each to the end of its answer."""
 
@@ -46,7 +59,7 @@ class Pipeline:
         self.adapters = adapters
         self._prompts = prompts
         self._limits = limits
-        self._under_way: set[Cutoff] = set()
+        self._under_way: dict[Cutoff, CallUnderWay] = {}
 
     @property
     def num_calls(self) -> int:
@@ -56,6 +69,10 @@ class Pipeline:
         """End every call under way with an error that is sent to its client."""
         for cutoff in self._under_way:
             cutoff.cut(stopped())
+
+    def calls(self) -> list[CallUnderWay]:
+        """Return the calls under way, the first that came first. Each of the answers to a request is one."""
+        return list(self._under_way.values())
 
     async def permit_ahead(
         self, call: Call, asked: Sequence[GenerateRequest], request_log: RequestLog
@@ -110,13 +127,14 @@ class Pipeline:
         """Count a call as under way during the block. Yield its `Cutoff`, and the `Heard` that logs its prompt."""
         limit = f"the limit of {self._limits.request_timeout_s:g} s for one request"
         cutoff, heard = Cutoff(call.deadline, limit), self._prompts.begins(call, answer_log, request)
-        self._under_way.add(cutoff)
+        priority = 0 if isinstance(request, PoolRequest) else request.priority
+        self._under_way[cutoff] = CallUnderWay(call, priority, answer_log, cutoff)
         call.permit.watch(cutoff.cut)
         try:
             yield cutoff, heard
         finally:
             call.permit.unwatch(cutoff.cut)
-            self._under_way.discard(cutoff)
+            del self._under_way[cutoff]
             heard.ends()
 
 

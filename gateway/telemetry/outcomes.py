@@ -49,6 +49,7 @@ FAILED_BY = {
     "method_not_allowed": Who.CALLER,
     "websocket_connection_limit_reached": Who.POLICY,
     "websocket_stream_limit_reached": Who.POLICY,
+    "cancelled_by_admin": Who.POLICY,
     "model_not_allowed": Who.POLICY,
     "role_not_allowed": Who.POLICY,
     "blocked": Who.POLICY,

@@ -16,7 +16,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
-from gateway.client import AuthenticationFailed, Client
+from gateway.client import AnswerError, AuthenticationFailed, Client
 from tests.support.stack import DEMO_MODEL, Stack
 
 expect.set_options(timeout=15_000)
@@ -147,6 +147,49 @@ def test_the_fleet_is_live(page: Page, stack: Stack) -> None:
     expect(page.get_by_role("status").first).to_have_text("Paused")
     page.get_by_role("button", name="Go on").click()
     expect(page.get_by_role("status").first).to_have_text("Live")
+
+
+def test_an_admin_cancels_calls(page: Page, stack: Stack) -> None:
+    """In the queue, whoever waits; in the fleet, what runs in a slot: the caller gets an error that says so."""
+    told: list[str] = []
+
+    def call(number: int) -> None:
+        headers = {"x-request-id": f"{PROBE.replace(' ', '/')}-{number}"}
+        with Client(stack.gateways[0].url, stack.key, headers=headers) as client:
+            try:
+                client.chat.completions.create(
+                    [{"role": "user", "content": "Once"}], model="demo", max_tokens=3000, ignore_eos=True
+                )
+            except AnswerError as error:
+                told.append(str(error.code))
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(6)]  # of a worker with four slots
+    for thread in threads:
+        thread.start()
+    signed_in(page, stack, view="queue")
+    listed = page.get_by_role("region", name="Calls")
+    expect(listed.get_by_text("waits, place 1")).to_be_visible()
+    take(page, "queue")
+    waiting = listed.get_by_role("row").filter(has_text="waits").first
+    waiting.get_by_role("button", name="Cancel").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel the call").click()
+    expect(listed.get_by_role("row").filter(has_text="waits")).to_have_count(1)
+    open_view(page, "fleet")
+    page.get_by_role("button", name="demo-0").click()
+    slots = page.get_by_role("region", name="Slots: demo-0")
+    for _ in range(5):
+        name = slots.locator(".id").first.text_content() or ""
+        slots.get_by_role("button", name=f"Cancel {name}", exact=True).click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel the call").click()
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        expect(slots.get_by_text(name, exact=True)).to_have_count(0)
+    for thread in threads:
+        thread.join(30)
+    assert told == ["cancelled_by_admin"] * 6
+    assert page.evaluate("window.struck") is None
+    open_view(page, "access")
+    page.get_by_role("tab", name="Audit").click()
+    expect(page.locator("main")).to_contain_text("cancel call")
 
 
 def test_a_worker_that_is_killed_leaves_the_page(page: Page, stack: Stack) -> None:

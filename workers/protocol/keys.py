@@ -30,6 +30,7 @@ write only the names marked with `worker`; most others are written by the gatewa
     {pd:planner}:fence                string  supervisor   a count that grows with each planner that is elected
     pd:gateways                       zset    gateway      id of a gateway process -> unix time of its last beat
     pd:gateway:<id>                   string  gateway      heartbeat of a gateway process: unix time, seconds
+    pd:calls:<question>               hash    gateway      gateway process -> its calls that were asked for; expires
     pd:stream:{<id>}                  hash    gateway      a stream that may be resumed: team, request, gateway, end
     pd:stream:{<id>}:log              stream  gateway      its events in batches; an entry's id: its last event's number
     pd:stream:{<id>}:readers          string  gateway      a count that grows while another gateway reads the stream
@@ -55,6 +56,7 @@ write only the names marked with `worker`; most others are written by the gatewa
     pd:{model}:supervised             string  supervisor   exists while a supervisor keeps workers of the model
     pd:{model}:unloaded               string  gateway      exists while an admin wants no workers of the model
     pd:fleet                          channel worker       a worker registered, drains or is gone
+    pd:calls                          channel gateway      a question to all gateways about their calls
     pd:grants:<gateway>               channel gateway      id of a ticket of that gateway that was granted
     pd:machine:<machine>              channel supervisor   there is something to be read for this machine
     pd:wanted                         channel gateway      a call waits for a model without workers: see `pd:demand`
@@ -140,6 +142,8 @@ MACHINE_MODELS = "pd:machines:models"
 ORDERS = "pd:orders"
 PLANNER = "pd:planner"
 WANTED_CHANNEL = "pd:wanted"
+CALLS_CHANNEL = "pd:calls"
+CALLS_FOUND = "pd:calls:"
 PLANNER_FENCE = "{pd:planner}:fence"
 """In one slot of a Redis Cluster with `pd:planner`, which is its own hash tag."""
 
@@ -163,6 +167,10 @@ def limits_calls(process: str) -> str:
 
 def grants_channel(gateway_id: str) -> str:
     return f"pd:grants:{gateway_id}"
+
+
+def calls_found(question: str) -> str:
+    return CALLS_FOUND + question
 
 
 def machine_channel(machine: str) -> str:

@@ -27,6 +27,7 @@ TYPES = {
     408: "invalid_request_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    499: "invalid_request_error",
     500: "api_error",
     501: "not_supported_error",
     502: "overloaded_error",

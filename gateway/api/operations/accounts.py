@@ -5,16 +5,20 @@ Gateways have no database: whatever needs one is there, and calls of models go o
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
+from accounts.protocol.audit import DEEDS_PATH, Deed
 from accounts.protocol.caller import HEADER, Caller, seal_caller
 from gateway.access.control import Shares
 from gateway.access.proxies import TrustedProxies
@@ -25,6 +29,8 @@ from gateway.back_pressure import accounts_unavailable, too_many_of_accounts
 from gateway.call import Principal
 from gateway.dispatch.team_turns import TeamTurns
 from gateway.errors import NotSupported
+
+log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 8 << 20
 MAX_OPEN_BODY_BYTES = 64 << 10
@@ -39,6 +45,8 @@ of calls in the accounts service."""
 PIECE_BYTES = 64 << 10
 TIMEOUT_S, CONNECT_S = 60.0, 5.0
 """Maximum seconds between two pieces of an answer, and for connecting."""
+NOTE_S = 3.0
+"""Maximum seconds that an admin waits for the audit to have what was done."""
 PASSED_ON = frozenset({"accept", "content-type", "cookie", "idempotency-key"})
 """Request headers that the accounts service gets."""
 PASSED_BACK = frozenset(
@@ -116,6 +124,29 @@ class AccountsRoute:
             yield
         finally:
             self._under_way.give_back(key, team)
+
+    async def note(
+        self, principal: Principal, scope: Scope, action: str, kind: str, subject: str, team: str, after: dict[str, Any]
+    ) -> bool:
+        """Have the service write into its audit what an admin did at this gateway, and return whether that is done.
+        Raises nothing: it is done already, and the log of this gateway has it too."""
+        if not self._is_set_up or self._session is None:
+            return False
+        headers = {HEADER: seal_caller(self._caller(principal, Request(scope)), self._secret)}
+        done = Deed(action=action, kind=kind, subject=subject, team=team, after=after)
+        url = self._base.with_path(DEEDS_PATH)
+        timeout = aiohttp.ClientTimeout(total=NOTE_S)
+        try:
+            async with self._session.post(
+                url, data=msgspec.json.encode(done), headers=headers, timeout=timeout
+            ) as answer:
+                if answer.status == 200:
+                    return True
+                why = f"status {answer.status}"
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = f"{type(error).__name__}: {error}"
+        log.warning("the audit of the accounts service does not have: %s %s %s (%s)", action, kind, subject, why)
+        return False
 
     async def _forward(
         self,

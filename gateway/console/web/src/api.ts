@@ -65,6 +65,11 @@ export async function remove(path: string): Promise<void> {
   await send("DELETE", path);
 }
 
+/** Remove what `path` and `query` name, and return what the gateway answers. */
+export async function removed<T>(path: string, query: Record<string, string>): Promise<T> {
+  return (await send("DELETE", `${path}?${new URLSearchParams(query)}`)).json();
+}
+
 /** Yield the data of a streamed answer's events, decoded; it ends at `[DONE]`. */
 export async function* stream<T>(path: string, body: unknown, signal: AbortSignal): AsyncGenerator<T> {
   const response = await send("POST", path, body, signal);

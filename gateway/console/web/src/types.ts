@@ -53,6 +53,27 @@ export interface SlotRow {
   max_tokens: number;
 }
 
+export interface CallRow {
+  request_id: string;
+  team: string;
+  key: string;
+  alias: string;
+  model: string;
+  gateway: string;
+  worker: string;
+  status: "waiting" | "running";
+  since: number;
+  position: number;
+  predicted_wait_s: number;
+  priority: number;
+  num_answers: number;
+}
+
+export interface CallsAnswer {
+  data: CallRow[];
+  silent: string[];
+}
+
 export interface Overview {
   at: number;
   version: string;

@@ -6,6 +6,7 @@ import { Plot } from "../plot";
 import { text } from "../strings";
 import type { ModelRow, SlotRow, WorkerRow } from "../types";
 import { Badge, Bar, Confirm, Table, type Column } from "../ui";
+import { CancelButton, ConfirmCancel, type CallName } from "./calls";
 
 type Model = { name: string; row: ModelRow };
 type Worker = { id: string; row: WorkerRow };
@@ -230,6 +231,7 @@ function Kv({ row }: { row: WorkerRow }) {
 function SlotCards(props: { worker: string; slots: SlotRow[]; state: FleetState }) {
   const earlier = props.state.earlier[props.worker] ?? [];
   const seconds = props.state.slotsAt - props.state.earlierAt;
+  const [asked, setAsked] = useState<CallName | null>(null);
   return (
     <section aria-label={`${text.fleet.slots}: ${props.worker}`} class="cards">
       {props.slots.map((slot, place) => (
@@ -244,6 +246,7 @@ function SlotCards(props: { worker: string; slots: SlotRow[]; state: FleetState 
                 {slot.max_tokens > 0 && ` of ${number(slot.max_tokens)}`} {text.fleet.answer}
                 {speed(slot, earlier[place], seconds)}
               </p>
+              {slot.request_id && <CancelButton call={slot} onAsk={setAsked} />}
             </>
           ) : (
             <span class="quiet">
@@ -253,6 +256,7 @@ function SlotCards(props: { worker: string; slots: SlotRow[]; state: FleetState 
           )}
         </div>
       ))}
+      {asked && <ConfirmCancel call={asked} onClose={() => setAsked(null)} />}
     </section>
   );
 }

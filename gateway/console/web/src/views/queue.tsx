@@ -4,6 +4,7 @@ import type { FleetState } from "../fleet";
 import { number, span } from "../format";
 import { text } from "../strings";
 import { Problem, Table, useLoaded, type Column } from "../ui";
+import { Calls } from "./calls";
 import { entries } from "./fleet";
 
 interface Ticket {
@@ -62,6 +63,7 @@ export function Queue({ state }: { state: FleetState }) {
           },
         ]}
       />
+      <Calls isLive={!state.isPaused} gateways={Object.keys(state.overview.gateways).length} />
       <label class="field short">
         <span>{text.queue.ask}</span>
         <select value={chosen ?? ""} onChange={(event) => choose(event.currentTarget.value || null)}>
