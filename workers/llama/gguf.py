@@ -9,7 +9,8 @@ import math
 import mmap
 import re
 import struct
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -164,6 +165,16 @@ def read_header(path: Path) -> GgufHeader:
     return header
 
 
+def first_fault(paths: Iterable[Path]) -> str:
+    """Return what is wrong with the first of these files that can't be loaded; empty: nothing is, by their headers."""
+    for path in paths:
+        try:
+            read_header(path)
+        except ModelError as error:
+            return str(error)
+    return ""
+
+
 def parse_header(path: Path, data: bytes, size: int) -> GgufHeader:
     """Return the header of a file of `size` bytes that begins with `data`. Raises ModelError, which names `path`.
 
@@ -233,7 +244,10 @@ def _parse(path: Path, data: mmap.mmap | bytes, size: int) -> GgufHeader:
     data_offset = -(-reader.at // alignment) * alignment
     needed = data_offset + extent if num_tensors else reader.at
     if needed > size:
-        raise ModelError(f"{path}: truncated: {size:,} of {needed:,} bytes are there; download or copy it again")
+        raise ModelError(
+            f"{path}: truncated: the file is shorter than its header says, {size:,} of {needed:,} bytes are there; "
+            "download or copy it again"
+        )
     return GgufHeader(path, version, metadata, num_tensors, tensor_bytes, tensors, types, data_offset)
 
 
@@ -252,3 +266,7 @@ def _walk_tensors(path: Path, reader: _Reader, num_tensors: int, tensors: dict[s
         extent = max(extent, offset + num_bytes)
         tensors[name] = TensorInfo((dims[0], dims[1], dims[2], dims[3]), kind, offset)
     return total, extent
+
+
+if __name__ == "__main__":  # `workers.supervisor.loading.file_check` runs it
+    print(first_fault(map(Path, sys.argv[1:])))

@@ -195,7 +195,7 @@ class Residents:
             resident.status = "draining"
             return
         if resident.status == "ready" and model in self._needs.found and not self._needs.holds(model):
-            self._dismiss(worker.name, Why.of("its file has changed"), now)
+            self._dismiss(worker.name, death.why if death.found else Why.of("its file has changed"), now)
             return
         if resident.status == "ready":
             pause_s = past.died_serving(death, now - resident.since, now)

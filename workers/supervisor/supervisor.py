@@ -21,6 +21,7 @@ from workers.settings import EveryWorkerSettings, ModelSettings, PaddockSettings
 from workers.supervisor import state_folder
 from workers.supervisor.child import Child, WorkerSlot
 from workers.supervisor.fleet import Fleet
+from workers.supervisor.loading.file_check import fault_of
 from workers.supervisor.loading.history import Death
 from workers.supervisor.output import Console, Output
 from workers.supervisor.plan import PlannedWorker, environment_of
@@ -313,10 +314,13 @@ class Supervisor:
             told = f"running {black_box.describe(running)}" if progress is None else f"loading ({progress:.0%} done)"
             self._outputs[worker.name].note(f"paddock: {worker.name} died ({describe(code)}) while {told}")
         await self._fleet.forget(worker.model.name, worker.worker_id)
-        complaint = self._outputs[worker.name].complaint()
+        fault = await asyncio.to_thread(fault_of, worker.model, code)
+        if fault:
+            self._outputs[worker.name].note(f"paddock: {worker.name} died of a file of {worker.model.name}: {fault}")
+        complaint = fault or self._outputs[worker.name].complaint()
         if self._chooser is not None:
             lines = self._outputs[worker.name].recent()
-            self._chooser.note_death(worker, Death.told(code, complaint, lines, is_final=is_final))
+            self._chooser.note_death(worker, Death.told(code, complaint, lines, is_final=is_final, found=fault))
         if is_final:
             self._on_final(code, f"{worker.name} can't serve {worker.model.name} ({describe(code)}): {complaint}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -163,6 +164,28 @@ def test_what_says_why_it_can_t_load_is_told_with_its_log(
     state = until_state(client, station, crowd, "a", lambda state: state.retry_at not in (0.0, first))
     assert state.num_failures == 1, "an admin's wish is a new try"
     station.send(signal.SIGTERM)
+
+
+def test_a_worker_that_dies_of_a_file_that_was_cut_short_says_so(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    """Somebody copies another file in its place, say, while the worker has it mapped: reading a page beyond its end is
+    SIGBUS, and the worker says nothing itself."""
+    cut = catalog.file.with_name("cut.gguf")
+    cut.write_bytes(Path(catalog.entry("a")["path"]).read_bytes())
+    size = cut.stat().st_size
+    station, crowd = start(programs, server, catalog, path=str(cut)), Crowd(client)
+    wait_until(lambda: len(states(client)) == 2, station.text)
+    crowd.wait_for("a")
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    until_state(client, station, crowd, "a", lambda state: state.status == "loaded")
+    os.truncate(cut, size - 4096)
+    os.kill(station.worker_pid("worker-0"), signal.SIGBUS)
+    state = until_state(client, station, crowd, "a", lambda state: state.status == "failed")
+    said = f"cut.gguf: truncated: the file is shorter than its header says, {size - 4096:,} of "
+    assert said in state.why.whole
+    assert re.search(rf"worker-0 died of a file of a: .*{re.escape(said)}", station.text())
+    assert re.search(rf"worker-0 of a leaves: {re.escape(said)}", station.text()), "callers are told no folders"
 
 
 def test_workers_that_die_while_they_serve_are_a_crash_loop(

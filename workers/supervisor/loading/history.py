@@ -50,15 +50,21 @@ class Death:
     """The last lines of its log."""
     is_final: bool = False
     """Whether the process is not started again by itself."""
+    found: str = ""
+    """What is wrong with the model's files, as was found out after it; empty: nothing was found."""
 
     @classmethod
-    def told(cls, code: int | None, complaint: str, lines: Sequence[str] = (), *, is_final: bool = False) -> Death:
+    def told(
+        cls, code: int | None, complaint: str, lines: Sequence[str] = (), *, is_final: bool = False, found: str = ""
+    ) -> Death:
         """Return a death with as much of its log as is kept."""
-        return cls(code, complaint, tuple(line[:MOST_CHARS] for line in lines[-MOST_LINES:]), is_final)
+        return cls(code, complaint, tuple(line[:MOST_CHARS] for line in lines[-MOST_LINES:]), is_final, found)
 
     @property
     def why(self) -> Why:
         """Why the worker ended, for whoever calls the model: without the folders of this machine."""
+        if self.found:
+            return Why.of(without_folders(self.found)[:MOST_CHARS])
         complaint = without_folders(self.complaint)[:MOST_CHARS]
         return Why.of(complaint) if self.code is None else Why.of(in_words(self.code), Detail(f": {complaint}"))
 
