@@ -306,7 +306,7 @@ class SupervisorSettings(EveryWorkerSettings):
         Path | None,
         Field(
             description="folder where fetched models are kept, such as a volume that many machines read; unset: `hub` "
-            "in the state folder"
+            "in the state folder. Where no model is named, `paddock up` serves all GGUF models that lie in it"
         ),
     ] = None
     models_mib: Annotated[

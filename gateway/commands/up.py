@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import msgspec
 
@@ -31,6 +32,7 @@ from gateway.tls import files_of, unverified
 from workers import sources
 from workers.http_server.tls import TlsUnusable
 from workers.models.catalog import Catalog, CatalogError
+from workers.models.folder.folder import ModelsFolder, folder_of
 from workers.models.library import Library, ModelUnusable, wanted
 from workers.process import sockets
 from workers.process.black_box import progress_of
@@ -42,6 +44,7 @@ from workers.secret_file import GATEWAY_SECRET, WORKER_SECRET
 from workers.supervisor.catalog_watch import CatalogWatch
 from workers.supervisor.child import Child
 from workers.supervisor.fleet import Fleet, NoRedis
+from workers.supervisor.folder_watch import FolderWatch
 from workers.supervisor.output import Console, Output, Terminal
 from workers.supervisor.plan import PlannedWorker, Site, available_cores, plan
 from workers.supervisor.processes import Recipe, describe
@@ -78,7 +81,9 @@ def run(settings: UpSettings) -> int:
 def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
     started = time.monotonic()
     try:
-        catalog = wanted(settings)
+        models_dir = folder_of(settings)
+        watched = None if models_dir is None else FolderWatch(ModelsFolder(models_dir), settings, console)
+        catalog = wanted(settings) if watched is None else watched.load()
         read_records(settings.api_keys)
         read_sign_on(settings.oidc)
         check_open(settings, os.environ)
@@ -102,9 +107,11 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
             ready = _fill_in(settings, folder, catalog, listeners)
             workers = () if residents else plan(models, site.cores, site.devices, site.host)
             write_specs(workers, ready)
-            file = settings.catalog
+            file = settings.catalog if watched is None else ready.catalog
             watch = None if file is None else CatalogWatch(file.absolute(), library, site, console, residents)
-            machine = Machine(ready, folder, listeners, workers, console, terminal.show, started, watch, residents)
+            machine = Machine(
+                ready, folder, listeners, workers, console, terminal.show, started, watch, residents, watched
+            )
             return asyncio.run(machine.run())
     except (CatalogError, KeysInvalid, SignOnInvalid, OpenRefused, FolderTaken, TlsUnusable) as error:
         return _report_end(console, error, Exit.USAGE)
@@ -166,9 +173,11 @@ class Machine:
         started: float,
         watch: CatalogWatch | None = None,
         residents: Residents | None = None,
+        models_dir: FolderWatch | None = None,
     ) -> None:
         """`show` prints a text on standard output. `watch` follows the catalog's file; None: there is none. `residents`
-        loads models on demand; None: all workers run from the start."""
+        loads models on demand; None: all workers run from the start. `models_dir` follows the folder whose models are
+        served; None: there is none."""
         self._settings = settings
         self._folder = folder
         self._listeners = listeners
@@ -187,6 +196,7 @@ class Machine:
         self._renewing: asyncio.Task[None] | None = None
         self._watch = watch
         self._residents = residents
+        self._models_dir = models_dir
         self._beside: list[asyncio.Task[None]] = []
         self._over = asyncio.Event()
         self._code = int(Exit.OK)
@@ -251,6 +261,8 @@ class Machine:
                 await self._welcome()
                 if self._watch is not None:
                     self._beside.append(tasks.create_task(self._watch.run(supervisor)))
+                if self._models_dir is not None and (file := self._settings.catalog) is not None:
+                    self._beside.append(tasks.create_task(self._models_dir.run(partial(self._folder.keep, file))))
 
     def _start_redis(self, tasks: asyncio.TaskGroup, private: PrivateRedis) -> None:
         async def prepare() -> None:

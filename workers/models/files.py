@@ -48,6 +48,12 @@ def plain_name(model: str) -> str:
     return re.sub(r"[/:]", "--", model)
 
 
+def clean_name(text: str) -> str:
+    """Return a text, such as a file's name without its suffix, as the name of a model."""
+    without_ends = re.sub(r"[^A-Za-z0-9._+-]+(?=[._-]|$)", "", text)
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", without_ends).strip("-._+") or "model"
+
+
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

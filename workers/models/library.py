@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from workers.models import catalog
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.fetched import Fetched, FileChanged
-from workers.models.files import decode_model, first_part, parse_reference
+from workers.models.files import clean_name, decode_model, first_part, parse_reference
 from workers.models.generation import DraftSpec, SpeculationSettings
 from workers.models.regular_files import NotAFile, check_regular, open_regular
 from workers.models.spec import NO_PROJECTOR, TEMPLATE_NAMES, AdapterSpec, ModelSpec, is_template
@@ -57,7 +57,7 @@ def wanted(settings: SupervisorSettings) -> Catalog:
     if not settings.catalog:
         source = {"hf": settings.hf} if settings.hf else {"hf": None, "path": str(settings.model or demo())}
         entry = settings.entry(name=settings.alias or _alias(settings), **source)
-        return _with_files_of(catalog.convert({"models": [entry]}, catalog.SETTINGS), Path.cwd())
+        return with_absolute_paths(catalog.convert({"models": [entry]}, catalog.SETTINGS), Path.cwd())
     told_twice = [name for name in ("alias", *SPEC_FIELDS) if name in settings.model_fields_set and name != "hf"]
     if told_twice:
         names = ", ".join(told_twice)
@@ -67,7 +67,7 @@ def wanted(settings: SupervisorSettings) -> Catalog:
 
 def with_paths(found: Catalog, file: Path) -> Catalog:
     """Return the catalog of a file with absolute paths. Raises CatalogError if it has no worker for this machine."""
-    return _with_files_of(_some_work(found, file), file.resolve().parent)
+    return with_absolute_paths(_some_work(found, file), file.resolve().parent)
 
 
 def demo() -> Path:
@@ -287,7 +287,7 @@ def _some_work(found: Catalog, file: Path) -> Catalog:
     return found
 
 
-def _with_files_of(found: Catalog, folder: Path) -> Catalog:
+def with_absolute_paths(found: Catalog, folder: Path) -> Catalog:
     """Return the catalog with the paths of models, projectors, draft models, adapters, control vectors and chat
     templates joined to `folder`."""
 
@@ -331,4 +331,4 @@ def _alias(settings: SupervisorSettings) -> str:
         return re.sub(r"[-_]gguf$", "", repository, flags=re.IGNORECASE)
     if settings.model is None:
         return DEMO_ALIAS
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", settings.model.stem).strip("-._+") or "model"
+    return clean_name(settings.model.stem)
