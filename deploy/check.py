@@ -1,7 +1,7 @@
 """Every check of `make test`, in order, with the time each took. Goes on after a failure, exits with its status.
 
     python deploy/check.py [--long]
-        [--only tools,format,lint,types,imports,house,sources,tests,serial,clients,upstream,attacks]
+        [--only tools,format,lint,types,imports,house,site,sources,tests,serial,clients,upstream,attacks]
 
 pytest runs last, so that its summary is the end of the output: side by side, then the tests marked `serial`, alone in
 one process. `make test-full` unpacks llama.cpp's sources before it, since tests of well-known vocabularies and
@@ -46,6 +46,7 @@ def stages(long: bool) -> dict[str, list[str]]:
         "types": [str(BIN / "mypy")],
         "imports": [str(BIN / "lint-imports")],
         "house": [sys.executable, str(HOUSE), ".", "--strict"],
+        "site": [sys.executable, str(ROOT / "deploy" / "site" / "build_site.py")],
         "sources": [sys.executable, "-c", UNPACK_SOURCES],
         "tests": [*PYTEST, "-n", str(num_at_once()), *IN_ORDER, "-m", f"not serial{chosen}"],
         "serial": [*PYTEST, "-m", f"serial{chosen}", *serial_files()],

@@ -82,7 +82,7 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock cache show [--tenant TEAM] [--json]` | files in `cache_dir` and `slot_save_dir`, by version and team |
 | `paddock cache erase --tenant TEAM` (or `--all`) | removes a team's files from both, of all versions |
 | `paddock keys list\|show\|create\|update\|rotate\|block\|unblock\|delete` | API keys: [teams.md](teams.md) |
-| `paddock keys make` | a key, and its record for `PADDOCK_API_KEYS`; calls nothing: [keys.md](keys.md#further-keys) |
+| `paddock keys make` | a key, and its record for `PADDOCK_API_KEYS`; calls nothing: [keys.md](keys.md#api-keys) |
 | `paddock teams\|users\|organisations\|aliases ...` | the same for these, but `rotate` |
 | `paddock limits list\|show\|set\|clear` | limits of a team, key, user, organisation or model name |
 | `paddock budgets list\|set\|delete` | budgets of the same, and what is spent of them |
