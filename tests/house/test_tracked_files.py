@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:home/\w|root/|work/|Users/\w|opt/wheels)")
+CONFLICTS = re.compile(r"^(?:<{7} |>{7} |={7}$)")
 REGISTRIES = re.compile(r"pypi\.org|pythonhosted|--(?:extra-)?index-url|--find-links|registry\.npmjs", re.IGNORECASE)
 
 
@@ -44,6 +45,10 @@ def test_no_registry_addresses() -> None:
     assert lines_with(REGISTRIES) == []
 
 
+def test_no_conflicts_of_a_merge() -> None:
+    assert lines_with(CONFLICTS) == []
+
+
 def test_locks_hold_versions_and_hashes_only() -> None:
     for lock in sorted((ROOT / "requirements").glob("*.lock")):
         for line in lock.read_text().splitlines():
@@ -54,4 +59,5 @@ def test_locks_hold_versions_and_hashes_only() -> None:
 
 def test_the_patterns_can_fail() -> None:
     assert MACHINE_PATHS.search("see /home/me/x")
+    assert CONFLICTS.search("<<<<<<< HEAD")
     assert REGISTRIES.search("https://pypi.org/simple")
