@@ -510,7 +510,11 @@ def _overview(
     """Return the handlers of the routes that show the fleet."""
     fleet, states, circuits = core.fleet, core.states, core.dispatcher.workers.circuits
     admission = core.admission
-    made = Overviews(redis, core.gateway_id, core.catalog, fleet, states, desired, circuits, lambda: admission.redis_up)
+    made = Overviews(
+        *(redis, core.gateway_id, core.catalog, fleet, states, desired, circuits),
+        lambda: admission.redis_up,
+        core.unreadable,
+    )
     feed = Feed(made.look, SlotQueries(core.queries), lambda model: len(fleet.snapshot.of(model)))
     routes = OverviewRoutes(made.look, feed, states, core.is_leaving, settings.ping_interval_s)
     return {"overview": routes.show, "overview_events": routes.stream}

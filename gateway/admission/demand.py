@@ -15,13 +15,22 @@ from dataclasses import dataclass
 from itertools import islice
 
 import redis.asyncio
+from msgspec.structs import replace
 
 from gateway.admission.local_queue import LocalQueue
 from gateway.errors import StoreUnavailable
 from gateway.store.outage import NO_ANSWER, Outage, checked, raise_if_cancelled
 from workers.process.ticks import wait_tick
 from workers.protocol import keys
-from workers.protocol.residency import LIFE_S, MAX_MODELS, MAX_TEAMS, TOLD_EVERY_S, GatewayDemand, ModelDemand, encode
+from workers.protocol.residency import (
+    LIFE_S,
+    MAX_MODELS,
+    MAX_TEAMS,
+    TOLD_EVERY_S,
+    GatewayDemand,
+    ModelDemand,
+    encode,
+)
 from workers.redis.link import short_commands_of
 
 USED_S = 60.0
@@ -33,6 +42,8 @@ SETTLE_S = 0.01
 together are told together."""
 LEAST_S = 0.05
 """Minimum seconds between two writings, whatever callers do: each has all supervisors decide anew."""
+TOLD_BYTES = 512 << 10
+"""Maximum bytes of what is told: half of what one sending on the connection for short commands may have."""
 KEY_TTL_S = 2 * LIFE_S
 """Lifetime of the hash unless a gateway writes to it: fields do not expire by themselves."""
 
@@ -165,7 +176,7 @@ class DemandReport:
         woken = (("PUBLISH", keys.WANTED_CHANNEL, ""),) if wanted else ()
         self._wanted.clear()
         self._is_told = True
-        told = encode(GatewayDemand(at=time.time(), models=models))
+        told = _encoded(models)
         answers = await self._commands.ask(
             ("HSET", keys.DEMAND, self._gateway, told),
             ("PEXPIRE", keys.DEMAND, round(KEY_TTL_S * 1000)),
@@ -177,3 +188,16 @@ class DemandReport:
     async def _remove(self) -> None:
         checked(await self._commands.ask(("HDEL", keys.DEMAND, self._gateway)))
         self._is_told = False
+
+
+def _encoded(models: Mapping[str, ModelDemand]) -> bytes:
+    """Return what is told of these models, the most wanted first: if it were too long with fewer teams of each model,
+    and then of fewer models."""
+    told, num_teams, num_models = b"", MAX_TEAMS, len(models)
+    while not told or (len(told) > TOLD_BYTES and num_models > 1):
+        some = dict(islice(models.items(), num_models))
+        if num_teams < MAX_TEAMS:
+            some = {name: replace(demand, teams=demand.teams[:num_teams]) for name, demand in some.items()}
+        told = encode(GatewayDemand(at=time.time(), models=some))
+        num_teams, num_models = num_teams // 2, num_models if num_teams else num_models // 2
+    return told

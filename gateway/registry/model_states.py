@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import redis.asyncio
 
+from gateway.store.hashes import read_hash
 from gateway.store.outage import NO_ANSWER, Outage, Unreadable, raise_if_cancelled
 from gateway.store.packed import OF_ANOTHER_TYPE, Pauses, unpacked_keys, unpacked_texts
 from gateway.store.scripts import load_members_script
@@ -44,6 +45,8 @@ WORK_REST = 10
 
 LONGEST_BYTES = 1 << 20
 """Maximum bytes of what one machine tells; more is left out."""
+LONGEST_ASKED = 1024
+"""Maximum bytes of the name of a model that an admin wants to have loaded; longer ones are left out."""
 MOST_TEXTS = 2 * 1024
 MOST_BYTES = 8 << 20
 """Limits of one reading: a worker under an attacker's control can write anything there."""
@@ -220,7 +223,8 @@ class ModelStates:
         call = ("EVAL", self._script, 1, keys.RESIDENCY, "hash", LONGEST_BYTES, MOST_TEXTS, MOST_BYTES, self._cursor)
         began_at = time.monotonic()
         # Read first: a model that is loaded by then is asked for no more, and its machine has told of it.
-        asked, answer = await self._commands.ask(("HKEYS", keys.ASKED), call)
+        asked = await read_hash(self._commands, keys.ASKED, Unread.ASKED, self._unreadable, LONGEST_ASKED)
+        (answer,) = await self._commands.ask(call)
         if isinstance(answer, NO_ANSWER):
             raise answer
         now, pauses = time.monotonic(), Pauses()
@@ -239,8 +243,7 @@ class ModelStates:
                 found = {machine: one for machine, one in self._reports.items() if _counts(one, now)} | found
                 began_at = float("-inf")  # of some machines nothing was read
             self._reports = found
-        names = asked if isinstance(asked, list) else []
-        self._asked = frozenset(name.decode(errors="replace") for name in names)
+        self._asked = frozenset(name.decode(errors="replace") for name in asked)
         self._began_at, self._worked_s = began_at, pauses.worked_s
         for on_read in self._listeners:
             on_read()

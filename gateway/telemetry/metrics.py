@@ -135,6 +135,8 @@ class Unread(StrEnum):
     NEWS = "pd:news"
     GATEWAYS = "pd:gateways"
     RESIDENCY = "pd:residency"
+    DEMAND = "pd:demand"
+    ASKED = "pd:asked"
     WORKERS = "pd:{model}:workers"
     WORKER = "pd:{model}:worker"
     HEADS = "pd:{model}:worker:heads"

@@ -12,6 +12,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from workers.planner.bounded_reads import BoundedReads
 from workers.planner.hearing import FORGOTTEN_S
 from workers.planner.lease import Lease
 from workers.planner.messages import MachineCatalog, MachineOrders, decode_catalog, decode_orders, digest_of
@@ -19,6 +20,7 @@ from workers.planner.messages import encode as encode_told
 from workers.protocol import keys, residency
 from workers.protocol.heartbeat import BEAT, Heartbeat, decode_heartbeat
 from workers.protocol.residency import LIFE_S, MachineModels
+from workers.redis.bounded_answers import AnswerTooLong
 from workers.redis.channel import follow
 from workers.redis.trouble import remedy_for
 
@@ -56,6 +58,7 @@ class Exchange:
         self._machine = machine
         self.lease = Lease(machine)
         self._has_complained = False
+        self._reads = BoundedReads(client)
 
     async def look(self, workers: Mapping[str, str]) -> Look | None:
         """Return what has been told, with the heartbeats of these workers (id -> model); renew the lease, or try to get
@@ -63,14 +66,11 @@ class Exchange:
         asked_at, had_lease = self.lease.clock(), bool(self.lease.fence)
         async with self._pipeline() as pipeline:
             num_lease = self.lease.ask(pipeline)
-            pipeline.hgetall(keys.DEMAND)
-            pipeline.hgetall(keys.ASKED)
-            pipeline.hget(keys.ORDERS, self._machine)
-            for worker, model in workers.items():
-                pipeline.hget(keys.worker(model, worker), BEAT)
-            if had_lease:
-                pipeline.hgetall(keys.MACHINES)
-            answers = await _answered(pipeline.execute(raise_on_error=False))
+            hashes = [keys.DEMAND, keys.ASKED, *([keys.MACHINES] if had_lease else [])]
+            fields = [(keys.ORDERS, self._machine)]
+            fields += [(keys.worker(model, worker), BEAT) for worker, model in workers.items()]
+            reading = self._reads.ask(pipeline, hashes, fields)
+            answers = await self._answered(pipeline.execute(raise_on_error=False))
         if answers is None:
             return None
         if refused := next((each for each in answers[:num_lease] if isinstance(each, RedisError)), None):
@@ -79,17 +79,20 @@ class Exchange:
         self.lease.note(answers[:num_lease], asked_at)
         if self.lease.clock() - asked_at > LIFE_S:
             return None  # this process was stopped meanwhile: what it has read is old
-        demand, asked, orders, *rest = answers[num_lease:]
-        reports = _fields(rest.pop()) if had_lease else {}
+        read = await self._answered(self._reads.found(reading, answers[num_lease:]))
+        if read is None:
+            return None
+        (demand, asked, *machines), (orders, *rest) = read
+        reports = machines[0] if machines else {}
         if not self.lease.fence and self.lease.holder in ("", self._machine):
-            if await _answered(self._contended()) is None:
+            if await self._answered(self._contended()) is None:
                 return None
             if self.lease.holds():
-                reports = _fields(await _answered(self._client.hgetall(keys.MACHINES)))
+                reports = await self._answered(self._reads.hash(keys.MACHINES)) or {}
         beats = zip(workers, map(_beat_of, rest), strict=True)
         return Look(
-            _fields(demand),
-            _times(_fields(asked)),
+            demand,
+            _times(asked),
             {worker: beat for worker, beat in beats if beat is not None},
             _orders_of(orders),
             reports,
@@ -97,11 +100,11 @@ class Exchange:
 
     async def others_at_start(self, now: float) -> frozenset[str] | None:
         """Return the machines that seem to be there, by their own clocks."""
-        told = await _answered(self._client.hgetall(keys.MACHINES))
+        told = await self._answered(self._reads.hash(keys.MACHINES))
         if told is None:
             return None
         found: set[str] = set()
-        for name, value in _fields(told).items():
+        for name, value in told.items():
             try:
                 machine, at = name.decode(), msgspec.json.decode(value, type=_Dated).at
             except ValueError:
@@ -121,7 +124,7 @@ class Exchange:
             if catalog:
                 pipeline.hset(keys.MACHINE_MODELS, self._machine, catalog)
             pipeline.pexpire(keys.MACHINE_MODELS, KEPT_MS)
-            answers = await _answered(pipeline.execute())
+            answers = await self._answered(pipeline.execute())
         return None if answers is None else bool(answers[2])
 
     async def wake(self, machines: Iterable[str]) -> None:
@@ -129,7 +132,7 @@ class Exchange:
         async with self._pipeline() as pipeline:
             for machine in machines:
                 pipeline.publish(keys.machine_channel(machine), b"")
-            await _answered(pipeline.execute())
+            await self._answered(pipeline.execute())
 
     async def order(self, orders: Mapping[str, MachineOrders], woken: Iterable[str], gone: Iterable[str]) -> None:
         """Give other machines their orders, and void those of machines that are `gone`. Best effort: all that was not
@@ -142,18 +145,15 @@ class Exchange:
                 pipeline.hdel(keys.ORDERS, machine)
             for machine in woken:
                 pipeline.publish(keys.machine_channel(machine), b"")
-            await _answered(pipeline.execute())
+            await self._answered(pipeline.execute())
 
     async def catalogs(self, machines: Sequence[str]) -> dict[str, tuple[str, MachineCatalog]]:
         """Return machine -> its catalog with its digest, of those that can be read."""
-        async with self._pipeline() as pipeline:
-            for machine in machines:
-                pipeline.hget(keys.MACHINE_MODELS, machine)
-            answers = await _answered(pipeline.execute(raise_on_error=False))
+        answers = await self._answered(self._reads.values([(keys.MACHINE_MODELS, machine) for machine in machines]))
         found: dict[str, tuple[str, MachineCatalog]] = {}
         for machine, value in zip(machines, answers or (), strict=False):
             try:
-                if isinstance(value, bytes):
+                if value is not None:
                     found[machine] = (digest_of(value), decode_catalog(value))
             except ValueError:
                 log.debug("the catalog of %s can't be read", machine)
@@ -164,7 +164,7 @@ class Exchange:
         async with self._pipeline() as pipeline:
             for model in models:
                 pipeline.hdel(keys.ASKED, model)
-            await _answered(pipeline.execute())
+            await self._answered(pipeline.execute())
 
     async def forget(self, machines: Iterable[str]) -> None:
         """Remove what machines have told and been told that are gone for good."""
@@ -172,11 +172,11 @@ class Exchange:
             for machine in machines:
                 for name in (keys.MACHINES, keys.MACHINE_MODELS, keys.ORDERS, keys.RESIDENCY):
                     pipeline.hdel(name, machine)
-            await _answered(pipeline.execute())
+            await self._answered(pipeline.execute())
 
     async def leave(self) -> None:
         """Let another machine plan, and be gone for the others at once. Best effort."""
-        await _answered(self.lease.give_back(self._client))
+        await self._answered(self.lease.give_back(self._client))
         await self.forget([self._machine])
 
     async def listen(self, on_message: Callable[[], None]) -> None:
@@ -184,6 +184,18 @@ class Exchange:
         cancelled."""
         channel = keys.machine_channel(self._machine)
         await follow(self._client, channel, lambda _: on_message(), on_message, (keys.WANTED_CHANNEL,))
+
+    async def _answered(self, asking: Awaitable[T]) -> T | None:
+        """Return Redis' answer; None: it gave none."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await asking
+        except AnswerTooLong:
+            self._reads.be_careful()
+            return None
+        except (RedisError, OSError, TimeoutError) as error:
+            log.debug("no answer of Redis: %s", error)
+            return None
 
     def _complain(self, error: RedisError) -> None:
         """Say once that Redis does not let machines decide: without the lease nothing is loaded."""
@@ -201,20 +213,6 @@ class Exchange:
 
 class _Dated(msgspec.Struct):
     at: float
-
-
-async def _answered(asking: Awaitable[T]) -> T | None:
-    """Return Redis' answer; None: it gave none."""
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            return await asking
-    except (RedisError, OSError, TimeoutError) as error:
-        log.debug("no answer of Redis: %s", error)
-        return None
-
-
-def _fields(answer: object) -> dict[bytes, bytes]:
-    return answer if isinstance(answer, dict) else {}
 
 
 def _beat_of(value: object) -> Heartbeat | None:

@@ -330,7 +330,8 @@ _COMMANDS: Mapping[Role, str] = {
         "zscore eval evalsha script|load"
     ),
     "supervisor": (
-        "del exists get set incrby pexpire hdel hget hgetall hset publish subscribe unsubscribe multi exec discard"
+        "del exists get set incrby pexpire hdel hget hgetall hkeys hset hstrlen "
+        "publish subscribe unsubscribe multi exec discard"
     ),
     "worker": (
         "del exists type set setrange strlen pexpire hdel hget hgetall hset sadd scard xadd publish multi exec discard"

@@ -23,6 +23,8 @@ killed, say, and its callers have gone."""
 LOOK_EVERY_S = 0.1
 """Seconds between two readings by a supervisor."""
 MAX_MODELS = 4096
+LONGEST_TOLD = 2 << 20
+"""Maximum bytes of what one gateway or machine tells; more is not read."""
 MAX_TEAMS = 64
 """Maximum number of teams that are told of a model; those that have waited longest are."""
 

@@ -35,6 +35,7 @@ from redis.exceptions import ConnectionError, InvalidResponse, ReadOnlyError, Re
 
 from workers.process.resolver import RESOLVER, connect_tcp, first_connected
 from workers.process.sockets import notice_dead_peer, tcp_options
+from workers.redis.bounded_answers import bounded_parser
 from workers.redis.cluster import ClusterClient
 from workers.redis.long_commands import ClusterLongCommands, LongCommands, PoolCommands
 from workers.redis.short_commands import (
@@ -60,11 +61,13 @@ UNREADABLE = (InvalidResponse, ValueError, TypeError, LookupError, AttributeErro
 """Errors that redis-py's parsers raise over bytes that are no valid answer of a Redis."""
 
 
-def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
+def connect(url: str, *, timeout_s: float, retries: int, longest_bytes: int = 0) -> redis.asyncio.Redis:
     """Return a client for any URL of `workers.redis.url`; nothing is sent yet.
 
     `timeout_s` bounds each of: the wait for a free connection, connecting, and the wait for one answer. `retries`: how
-    often a command is sent again after its connection broke, so it can run more than once. Raises BadRedisUrl."""
+    often a command is sent again after its connection broke, so it can run more than once. `longest_bytes`: bytes after
+    which an answer raises AnswerTooLong, 0: none (answers to short commands and of Sentinels are not bounded). Raises
+    BadRedisUrl."""
     place = checked(url)
     options = {
         "socket_connect_timeout": timeout_s,
@@ -72,6 +75,7 @@ def connect(url: str, *, timeout_s: float, retries: int) -> redis.asyncio.Redis:
         **_noticing(place),
         **_login(place.login),
         **_tls_options(place.tls),
+        **({"parser_class": bounded_parser(longest_bytes)} if longest_bytes else {}),
     }
     match place.kind:
         case "cluster":

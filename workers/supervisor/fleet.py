@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import redis.asyncio
 from redis.exceptions import NoPermissionError, RedisError
 
+from workers.planner.bounded_reads import LONGEST_ANSWER
 from workers.protocol import keys
 from workers.redis import link
 from workers.sources import masked
@@ -32,7 +33,7 @@ class Fleet:
     def __init__(self, redis_url: str) -> None:
         self._url = redis_url
         # The caller decides whether to try again.
-        self._client = link.connect(redis_url, timeout_s=TIMEOUT_S, retries=0)
+        self._client = link.connect(redis_url, timeout_s=TIMEOUT_S, retries=0, longest_bytes=LONGEST_ANSWER)
         self._is_refused = False
         """Whether the log has been told that this login lacks rights."""
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
-import msgspec
 import redis.asyncio
 
 from gateway import __version__
@@ -21,11 +19,14 @@ from gateway.registry.desired_models import DesiredModels
 from gateway.registry.model_states import ModelStates, effective
 from gateway.registry.snapshot import FleetSnapshot, FleetView
 from gateway.routing.retries import Circuits, CircuitStatus
-from gateway.store.outage import answered
+from gateway.store.hashes import read_hash
+from gateway.store.outage import Unreadable, answered
 from gateway.store.queue_inspector import QueueInspector
+from gateway.telemetry.metrics import Unread
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat
-from workers.protocol.residency import LIFE_S, GatewayDemand, ModelDemand, ModelState, decode_demand
+from workers.protocol.residency import LIFE_S, LONGEST_TOLD, GatewayDemand, ModelDemand, ModelState, decode_demand
+from workers.redis.link import long_commands_of
 
 FRESH_S = 0.5
 SEEN_S = 3600.0
@@ -45,9 +46,12 @@ class Overviews:
         desired: DesiredModels,
         circuits: Circuits,
         redis_up: Callable[[], bool],
+        unreadable: Unreadable,
     ) -> None:
-        """`redis_up` returns whether Redis took what this gateway wrote last."""
-        self._redis = redis
+        """`redis_up` returns whether Redis took what this gateway wrote last. `unreadable` counts what can't be
+        read."""
+        self._commands = long_commands_of(redis)
+        self._unreadable = unreadable
         self._queues = QueueInspector(redis)
         self._gateway = gateway_id
         self._catalog = catalog
@@ -88,7 +92,8 @@ class Overviews:
         """Return model -> the calls of all gateways together, and the gateways; None and none: Redis does not answer.
         `now`: Unix time."""
         try:
-            told: Any = await answered(self._redis.hgetall(keys.DEMAND))
+            hash_ = read_hash(self._commands, keys.DEMAND, Unread.DEMAND, self._unreadable, LONGEST_TOLD)
+            told = await answered(hash_)
             beats = await self._queues.gateways()
         except StoreUnavailable:
             return None, {}
@@ -97,7 +102,18 @@ class Overviews:
             for gateway, at in sorted(beats.items())
             if now - at < SEEN_S
         }
-        return summed(_fresh(told.values(), now)), gateways
+        return summed(self._fresh(told, now)), gateways
+
+    def _fresh(self, told: Mapping[bytes, bytes], now: float) -> Iterator[GatewayDemand]:
+        """Yield what gateways told within LIFE_S; what can't be read is left out."""
+        for gateway, value in told.items():
+            try:
+                one = decode_demand(value)
+            except ValueError as error:  # msgspec's own
+                self._unreadable.skip(Unread.DEMAND, gateway, error)
+                continue
+            if abs(now - one.at) < LIFE_S:
+                yield one
 
     def _model(
         self,
@@ -164,17 +180,6 @@ def summed(told: Iterable[GatewayDemand]) -> dict[str, ModelDemand]:
                 predicted_wait_s=max(known.predicted_wait_s, demand.predicted_wait_s),
             )
     return found
-
-
-def _fresh(values: Iterable[bytes], now: float) -> Iterator[GatewayDemand]:
-    """Yield what gateways told within LIFE_S; what can't be read is left out."""
-    for value in values:
-        try:
-            told = decode_demand(value)
-        except msgspec.MsgspecError:
-            continue
-        if abs(now - told.at) < LIFE_S:
-            yield told
 
 
 def _why(state: ModelState) -> str:

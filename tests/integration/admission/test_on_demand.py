@@ -10,11 +10,13 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from gateway.admission.demand import KEY_TTL_S, LEAST_S
+from gateway.admission.demand import KEY_TTL_S, LEAST_S, TOLD_BYTES
 from gateway.errors import ModelNotLoaded
 from gateway.registry.model_states import ModelStates
 from gateway.store.client import connect
+from gateway.store.hashes import read_hash
 from gateway.store.outage import Unreadable
+from gateway.telemetry.metrics import Unread
 from tests.integration.admission.conftest import Start
 from tests.integration.admission.test_slots import Guest
 from tests.support.fake_supervisor import FakeSupervisor
@@ -22,7 +24,21 @@ from tests.support.pool import beat, call, heartbeat
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 from workers.protocol import keys
-from workers.protocol.residency import LIFE_S, TOLD_EVERY_S, MachineModels, ModelState, Why, encode
+from workers.protocol.residency import (
+    LIFE_S,
+    LONGEST_TOLD,
+    MAX_TEAMS,
+    TOLD_EVERY_S,
+    GatewayDemand,
+    MachineModels,
+    ModelDemand,
+    ModelState,
+    Why,
+    decode_demand,
+    encode,
+)
+from workers.redis.link import long_commands_of
+from workers.redis.short_commands import MAX_SENT_BYTES
 
 SOON_S = 0.1
 """Within it a supervisor hears of the first call; it takes some ms, and the machines of tests are crowded."""
@@ -243,6 +259,47 @@ async def test_what_cannot_be_read_is_left_out_and_counted(server: RedisServer, 
         await client.set(keys.RESIDENCY, "of another type")
         await states.refresh()
         assert counted == [keys.RESIDENCY] * 4
+
+
+async def test_of_what_gateways_tell_and_admins_ask_a_bounded_part_is_read(
+    server: RedisServer, client: redis.asyncio.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For the overview of the fleet, and for whether an admin has asked for a model."""
+    counted: list[str] = []
+    async with connect(server.url) as connected:
+        unreadable = Unreadable(counted.append)
+        long, commands = b"x" * (LONGEST_TOLD + 1), long_commands_of(connected)
+        await client.hset(keys.DEMAND, mapping={"g1": b"{}", "huge": long})
+        found = await read_hash(commands, keys.DEMAND, Unread.DEMAND, unreadable, LONGEST_TOLD)
+        assert found == {b"g1": b"{}"}
+        assert counted == ["pd:demand"]
+        assert any("pd:demand, huge, can't be read" in line for line in caplog.messages)
+        await client.hset(keys.DEMAND, mapping={f"g{number}": b"{}" for number in range(20_000)})
+        assert 1000 < len(await read_hash(commands, keys.DEMAND, Unread.DEMAND, unreadable, LONGEST_TOLD)) < 3000
+        counted.clear()
+        await client.hset(keys.ASKED, mapping={"m": b"1.0", "y" * 5000: b"1.0"})
+        await ModelStates(connected, unreadable).refresh()
+        assert counted == ["pd:asked"]
+        await client.delete(keys.DEMAND, keys.ASKED)
+
+
+async def test_a_gateway_tells_of_many_models_and_teams_as_far_as_that_can_be_sent(
+    client: redis.asyncio.Redis, start: Start
+) -> None:
+    """Two thousand models, and 64 teams that wait for each, were more: nothing was told, and no model was loaded."""
+    wanted = ModelDemand(num_waiting=1, oldest_at=1.0, teams=tuple(f"team-{number:040}" for number in range(MAX_TEAMS)))
+    models = {f"model-{number}": wanted for number in range(2000)}
+    assert len(encode(GatewayDemand(at=1.0, models=models))) > MAX_SENT_BYTES
+    one = await start("g1")
+    report = one.admission._demand
+    report.models = lambda: models  # type: ignore[method-assign]
+    await report._tell()
+    told = await client.hget(keys.DEMAND, "g1")
+    assert told is not None
+    assert len(told) <= TOLD_BYTES
+    found = decode_demand(told).models
+    assert len(found) == 2000
+    assert found["model-7"].teams == wanted.teams[: len(found["model-7"].teams)] != ()
 
 
 async def test_a_machine_that_tells_no_more_counts_no_more(

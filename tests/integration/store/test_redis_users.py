@@ -179,6 +179,8 @@ async def test_a_supervisor_keeps_its_records_and_reads_what_is_wanted(superviso
         pipe.incrby(keys.PLANNER_FENCE, 1)
         pipe.hgetall(keys.DEMAND)
         pipe.hgetall(keys.ASKED)
+        pipe.hkeys(keys.MACHINES)
+        pipe.hstrlen(keys.MACHINES, "host1")
         pipe.hdel(keys.ASKED, "m")
         pipe.exists(keys.worker("m", "host/w:1"))
         pipe.delete(keys.worker("m", "host/w:1"))
@@ -261,6 +263,7 @@ async def test_what_gateways_and_supervisors_tell_of_models_needs_nothing_that_i
     )
     await asyncio.wait_for(ready.wait(), 5)
     await asyncio.sleep(0.1)
+    report.unqueued = lambda: {"another": (1, 0.0)}
     report.tell_soon("another")
     await asyncio.wait_for(heard.wait(), 0.4)
     for task in (following, telling):

@@ -1,0 +1,134 @@
+"""What others may have written where supervisors read: fields without number or of any length. The rest is read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import psutil
+import pytest
+import redis.asyncio
+
+from tests.support.redis_server import RedisServer
+from tests.unit.workers.planner.reports import report
+from workers.planner.bounded_reads import LONGEST_ANSWER, MOST_FIELDS
+from workers.planner.exchange import Exchange
+from workers.planner.hearing import Hearing
+from workers.planner.messages import encode as encode_report
+from workers.protocol import keys, residency
+from workers.protocol.heartbeat import BEAT
+from workers.protocol.residency import LONGEST_TOLD, GatewayDemand, ModelDemand, decode_demand
+from workers.redis import link
+
+MIB = 1 << 20
+MEMORY_BYTES = 3 * LONGEST_ANSWER
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def supervisor(server: RedisServer) -> AsyncIterator[redis.asyncio.Redis]:
+    """A client as a supervisor has it, with its login."""
+    url = server.url_of("supervisor")
+    async with link.connect(url, timeout_s=2.0, retries=0, longest_bytes=LONGEST_ANSWER) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def rogue(server: RedisServer) -> AsyncIterator[redis.asyncio.Redis]:
+    async with link.connect(server.url, timeout_s=10.0, retries=0) as connected:
+        yield connected
+        await connected.flushall()
+
+
+def told(at: float) -> bytes:
+    return residency.encode(GatewayDemand(at=at, models={"m": ModelDemand(num_waiting=1, oldest_at=at)}))
+
+
+async def heard(exchange: Exchange, rogue: redis.asyncio.Redis, looks: int = 5) -> dict[bytes, bytes]:
+    """What the last of some looks has of gateways, while a true one tells again and again."""
+    demand: dict[bytes, bytes] = {}
+    for _ in range(looks):
+        await rogue.hset(keys.DEMAND, "true", told(time.time()))
+        look = await exchange.look({"w": "m"})
+        demand = dict(look.demand) if look is not None else demand
+        await asyncio.sleep(0.2)
+    return demand
+
+
+async def test_one_long_field_is_left_out_and_named_and_costs_no_memory(
+    supervisor: redis.asyncio.Redis, rogue: redis.asyncio.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    await rogue.hset(keys.DEMAND, "huge", b"x" * (100 * MIB))
+    await rogue.hset(keys.ORDERS, "host1", b"x" * (100 * MIB))
+    await rogue.hset(keys.worker("m", "w"), BEAT, b"x" * (100 * MIB))
+    exchange = Exchange(supervisor, "host1")
+    process = psutil.Process()
+    before, most, is_over = process.memory_info().rss, 0, False
+
+    async def watch() -> None:
+        nonlocal most
+        while not is_over:
+            most = max(most, process.memory_info().rss - before)
+            await asyncio.sleep(0.002)
+
+    watching = asyncio.create_task(watch())
+    with caplog.at_level(logging.WARNING):
+        demand = await heard(exchange, rogue)
+    is_over = True
+    await watching
+    assert set(demand) == {b"true"}
+    assert decode_demand(demand[b"true"]).models["m"].num_waiting == 1
+    assert most < MEMORY_BYTES, f"{most:,}"
+    for name in (f"{keys.DEMAND}, field huge", f"{keys.ORDERS}, field host1", f"{keys.worker('m', 'w')}, field beat"):
+        assert sum(name in line and "it has 104,857,600 bytes" in line for line in caplog.messages) == 1, name
+    await rogue.hdel(keys.DEMAND, "huge")
+
+
+async def test_fields_without_number_leave_those_that_were_known(
+    supervisor: redis.asyncio.Redis, rogue: redis.asyncio.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    exchange = Exchange(supervisor, "host1")
+    assert set(await heard(exchange, rogue, looks=1)) == {b"true"}
+    for begin in range(0, 100_000, 10_000):
+        await rogue.hset(keys.DEMAND, mapping={f"false-{begin + n}": told(time.time()) for n in range(10_000)})
+    began = time.monotonic()
+    demand = await heard(exchange, rogue)
+    print(f"\n5 looks among 100,000 fields took {time.monotonic() - began - 1.0:.2f} s")
+    assert b"true" in demand
+    assert len(demand) == MOST_FIELDS
+    assert any(f"{keys.DEMAND}, field one of many, is left out" in line for line in caplog.messages)
+    hearing = Hearing(decode_demand)
+    hearing.take(demand, time.time(), time.monotonic())
+    assert "true" in hearing.live(time.monotonic())
+
+
+async def test_machines_beside_a_long_one_are_read_also_at_the_start(
+    supervisor: redis.asyncio.Redis, rogue: redis.asyncio.Redis
+) -> None:
+    await rogue.hset(keys.MACHINES, "host2", encode_report(report(time.time())))
+    await rogue.hset(keys.MACHINES, "huge", b"x" * (LONGEST_TOLD + 1))
+    await rogue.hset(keys.MACHINES, "x" * 1000, b"{}")
+    assert await Exchange(supervisor, "host1").others_at_start(time.time()) == frozenset({"host2"})
+    await rogue.hset(keys.MACHINES, "huge", b"x" * (2 * LONGEST_ANSWER))
+    exchange = Exchange(supervisor, "host1")
+    assert await exchange.others_at_start(time.time()) is None, "as if Redis did not answer: it is asked again"
+    assert await exchange.others_at_start(time.time()) == frozenset({"host2"})
+
+
+async def test_nothing_is_asked_twice_where_all_is_short(
+    supervisor: redis.asyncio.Redis, rogue: redis.asyncio.Redis
+) -> None:
+    exchange = Exchange(supervisor, "host1")
+    await heard(exchange, rogue, looks=2)
+    await rogue.config_resetstat()
+    await heard(exchange, rogue, looks=3)
+    called = await rogue.info("commandstats")
+    assert called["cmdstat_hgetall"]["calls"] == 9
+    assert "cmdstat_hstrlen" not in called

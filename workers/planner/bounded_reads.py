@@ -1,0 +1,202 @@
+"""Reads what others have written into Redis, as far as it is of a size that they write.
+
+Whoever has the login of a gateway, supervisor or worker can write fields without number, or of any length, there. All
+is read in one round trip as long as it is small. Once it was not, lengths are asked for first, until nothing is too
+long any more: what is, and one field of too many, is left out, counted, and named in the log once. What is longer than
+any of it is cut off by the client (`workers.redis.bounded_answers`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis.asyncio
+
+from workers.protocol.residency import LONGEST_TOLD
+
+MOST_BYTES = 16 << 20
+"""Maximum bytes of a hash's fields together; others are left out."""
+MOST_FIELDS, LONGEST_NAME = 1024, 512
+"""Maximum number of fields of a hash, and bytes of a field's name; others are left out."""
+LONGEST_ANSWER = 20 << 20
+"""Bytes after which an answer is cut off, and its connection closed."""
+CAREFUL_S = 60.0
+"""Seconds for which lengths are asked for first after something was too long."""
+AGAIN_S = 0.5
+"""Seconds for which a hash is not read again meanwhile: finding out what of it is small can take long."""
+MOST_TOLD = 100
+"""Maximum number of fields that are named in the log."""
+
+Field = tuple[str, str]
+"""A hash, and one of its fields."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is asked for by one pipeline."""
+
+    hashes: tuple[str, ...]
+    fields: tuple[Field, ...]
+    is_careful: bool
+
+
+@dataclass(slots=True)
+class BoundedReads:
+    """What one process reads of others."""
+
+    client: redis.asyncio.Redis
+    num_skipped: int = 0
+    """How often a field was left out."""
+    _careful_until: float = float("-inf")
+    _known: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
+    """Hash -> what was read of it last: these fields come first where there are more than are read."""
+    _read_at: dict[str, float] = field(default_factory=dict)
+    _told: set[tuple[str, bytes]] = field(default_factory=set)
+
+    def be_careful(self) -> None:
+        """Ask for lengths first from now on: something was too long."""
+        self._careful_until = time.monotonic() + CAREFUL_S
+
+    def ask(self, pipeline: Any, hashes: Sequence[str], fields: Sequence[Field]) -> Reading:
+        """Add one command for each hash and field, whose answers `found` takes."""
+        reading = Reading(tuple(hashes), tuple(fields), time.monotonic() < self._careful_until)
+        for name in hashes:
+            if not reading.is_careful:
+                pipeline.hgetall(name)
+            elif self._is_due(name):
+                pipeline.hkeys(name)
+            else:
+                pipeline.exists(name)
+        for name, one in fields:
+            pipeline.hstrlen(name, one) if reading.is_careful else pipeline.hget(name, one)
+        return reading
+
+    async def found(
+        self, reading: Reading, answers: Sequence[Any]
+    ) -> tuple[list[dict[bytes, bytes]], list[bytes | None]]:
+        """Return what the hashes and fields of a reading have. Raises redis.RedisError, OSError."""
+        of_hashes, of_fields = answers[: len(reading.hashes)], answers[len(reading.hashes) :]
+        if not reading.is_careful:
+            hashes = [self._kept(name, found) for name, found in zip(reading.hashes, of_hashes, strict=True)]
+            values = zip(reading.fields, of_fields, strict=True)
+            return hashes, [self._value(*place, value) for place, value in values]
+        hashes = [await self._careful(name, found) for name, found in zip(reading.hashes, of_hashes, strict=True)]
+        return hashes, await self._short(reading.fields, of_fields)
+
+    async def hash(self, name: str) -> dict[bytes, bytes]:
+        """Return what one hash has. Raises redis.RedisError, OSError."""
+        return (await self._read((name,), ()))[0][0]
+
+    async def values(self, fields: Sequence[Field]) -> list[bytes | None]:
+        """Return the values of fields, asking for their lengths first. Raises redis.RedisError, OSError."""
+        async with self._pipeline() as pipeline:
+            for name, one in fields:
+                pipeline.hstrlen(name, one)
+            lengths = await pipeline.execute(raise_on_error=False)
+        return await self._short(fields, lengths)
+
+    async def _read(
+        self, hashes: Sequence[str], fields: Sequence[Field]
+    ) -> tuple[list[dict[bytes, bytes]], list[bytes | None]]:
+        async with self._pipeline() as pipeline:
+            reading = self.ask(pipeline, hashes, fields)
+            answers = await pipeline.execute(raise_on_error=False)
+        return await self.found(reading, answers)
+
+    async def _careful(self, name: str, names: Any) -> dict[bytes, bytes]:
+        """Return the fields of a hash that has these, as far as they are short."""
+        if not isinstance(names, list):
+            return self._known.get(name, {})
+        known, chosen = self._known.get(name, {}), list[bytes]()
+        for one in sorted(names, key=lambda one: one not in known):
+            if len(one) > LONGEST_NAME:
+                self._skip(name, one, f"its name has {len(one):,} bytes")
+            elif len(chosen) >= MOST_FIELDS:
+                self._skip(name, b"", f"it has {len(names):,} fields")
+                break
+            else:
+                chosen.append(one)
+        async with self._pipeline() as pipeline:
+            for one in chosen:
+                pipeline.hstrlen(name, one)
+            lengths = await pipeline.execute(raise_on_error=False) if chosen else []
+        found, total = list[bytes](), 0
+        for one, length in zip(chosen, lengths, strict=True):
+            if self._is_short(name, one, length) and self._has_room(name, one, total + length):
+                found.append(one)
+                total += length
+        async with self._pipeline() as pipeline:
+            for one in found:
+                pipeline.hget(name, one)
+            values = await pipeline.execute(raise_on_error=False) if found else []
+        return self._kept(name, {one: value for one, value in zip(found, values, strict=True) if value is not None})
+
+    async def _short(self, fields: Iterable[Field], lengths: Iterable[Any]) -> list[bytes | None]:
+        """Return the values of fields of these lengths, None for those that are too long or not there."""
+        places = list(zip(fields, lengths, strict=True))
+        short = [place for place, length in places if length and self._is_short(*place, length)]
+        async with self._pipeline() as pipeline:
+            for name, one in short:
+                pipeline.hget(name, one)
+            values = dict(zip(short, await pipeline.execute(raise_on_error=False) if short else (), strict=True))
+        return [self._value(*place, values.get(place)) for place, _ in places]
+
+    def _kept(self, name: str, answer: Any) -> dict[bytes, bytes]:
+        """Return what of a hash counts."""
+        fields: Mapping[bytes, bytes] = answer if isinstance(answer, dict) else {}
+        known, kept, total = self._known.get(name, {}), dict[bytes, bytes](), 0
+        for one in fields if len(fields) <= MOST_FIELDS else sorted(fields, key=lambda one: one not in known):
+            value = fields[one]
+            if len(kept) >= MOST_FIELDS:
+                self._skip(name, b"", f"it has {len(fields):,} fields")
+                break
+            if len(one) > LONGEST_NAME:
+                self._skip(name, one, f"its name has {len(one):,} bytes")
+            elif (
+                isinstance(value, bytes)
+                and self._is_short(name, one, len(value))
+                and self._has_room(name, one, total + len(value))
+            ):
+                kept[one] = value
+                total += len(value)
+        self._known[name], self._read_at[name] = kept, time.monotonic()
+        return kept
+
+    def _value(self, name: str, one: str, value: Any) -> bytes | None:
+        return value if isinstance(value, bytes) and self._is_short(name, one, len(value)) else None
+
+    def _is_short(self, name: str, one: bytes | str, length: Any) -> bool:
+        if not isinstance(length, int):
+            return False
+        if length > LONGEST_TOLD:
+            self._skip(name, one, f"it has {length:,} bytes")
+        return length <= LONGEST_TOLD
+
+    def _has_room(self, name: str, one: bytes, total: int) -> bool:
+        if total > MOST_BYTES:
+            self._skip(name, one, f"all fields together have {total:,} bytes")
+        return total <= MOST_BYTES
+
+    def _skip(self, name: str, one: bytes | str, why: str) -> None:
+        """Count a field that is left out, and name it in the log, once."""
+        self.num_skipped += 1
+        self.be_careful()
+        shown = (one.encode() if isinstance(one, str) else one)[:64]
+        if (name, shown) not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add((name, shown))
+            log.warning(
+                "what stands in Redis under %s, field %s, is left out: %s (%d are by now); see what else writes there",
+                *(name, shown.decode("ascii", "backslashreplace") or "one of many", why, self.num_skipped),
+            )
+
+    def _is_due(self, name: str) -> bool:
+        return time.monotonic() - self._read_at.get(name, float("-inf")) >= AGAIN_S
+
+    def _pipeline(self) -> Any:
+        return self.client.pipeline(transaction=False)
