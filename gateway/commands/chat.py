@@ -8,6 +8,7 @@
 --file PATH           picture, sound or text that goes with the first turn; may be given several times
 --url URL             another gateway, or a llama-server; its key is --api-key or PADDOCK_API_KEY
 --insecure            do not check the certificate of an https address
+--no-history          do not keep what is typed; else it is in `chat-history` in the state folder, for its owner only
 flags                 where the local gateway is: --host, --port, --api-key, --state-dir, --config; default: that of
                       the last `paddock login`, else the gateway of `paddock up` on this machine, with the key in its
                       state folder
@@ -18,14 +19,12 @@ Ctrl-C stops the answer under way, Ctrl-D ends the program. Type /help for the c
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,12 +40,13 @@ from gateway.client import (
     file_part,
     text_part,
 )
+from gateway.commands.chat_history import FILE_NAME, LineEditor
+from gateway.commands.chat_text import MarkdownBlocks, Words
 from gateway.commands.logins import LoginsUnreadable
 from gateway.commands.target import Access, find
 from gateway.settings import GatewaySettings
 from workers import sources
 from workers.commands import command
-from workers.commands.layout import width_of
 from workers.protocol.exits import Exit
 
 DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
@@ -62,12 +62,6 @@ HELP = """/help            this
 /quit            leave, as Ctrl-D does
 Ctrl-C stops an answer. A line that begins with a space is sent as it is."""
 
-
-BREAKS = re.compile(r"([ \t\n])")
-"""Splits a text into words and what is between them."""
-TAB, MIN_WIDTH = 8, 20
-BACK = "\x1b[{}D\x1b[K"
-"""Moves the cursor back by so many characters, and clears the line from there on."""
 
 Turn = Message | dict[str, Any]
 
@@ -174,55 +168,12 @@ def _is_loaded(model: Model) -> bool:
     return model.status is None or model.status.value == "loaded"
 
 
-class Words:
-    """Writes text to a terminal and breaks its lines between words: a word that reaches the edge is taken back, and
-    written on a line of its own."""
-
-    def __init__(self, write: Callable[[str], None], width: int) -> None:
-        """`width`: characters of a line; the last one stays free, since terminals differ in where the cursor is after
-        it."""
-        self._write = write
-        self._width = max(MIN_WIDTH, width) - 1
-        self._column = 0
-        self._word = ""
-        """The word under way, as far as it is written."""
-
-    def write(self, text: str) -> None:
-        for part in BREAKS.split(text):
-            if part == "\n":
-                self._write(part)
-                self.begin_line()
-            elif part in (" ", "\t"):
-                self._word = ""
-                if self._column < self._width:
-                    self._write(part)
-                    self._column += 1 if part == " " else TAB - self._column % TAB
-            elif part:
-                self._add(part)
-
-    def begin_line(self) -> None:
-        """Note that what is written next begins a line."""
-        self._column, self._word = 0, ""
-
-    def _add(self, part: str) -> None:
-        """Write a part of a word."""
-        taken, added = width_of(self._word), width_of(part)
-        self._word += part
-        if self._column + added <= self._width:
-            self._write(part)
-            self._column += added
-        elif self._column > taken:  # the word does not begin the line
-            self._write((BACK.format(taken) if taken else "") + "\n" + self._word)
-            self._column = (taken + added) % self._width
-        else:
-            self._write(part)
-            self._column = (self._column + added) % self._width
-
-
 class Terminal:
     """Reads lines from standard input and writes to standard output, in colours on a terminal without NO_COLOR."""
 
-    def __init__(self) -> None:
+    def __init__(self, history: Path | None = None) -> None:
+        """`history`: file in which what is typed is kept; None: it is not kept."""
+        self._editor = LineEditor(history)
         self._is_tty = sys.stdout.isatty()
         self._has_colours = self._is_tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
@@ -235,16 +186,18 @@ class Terminal:
 
     def talk(self, conversation: Conversation, address: str) -> None:
         """Read and answer lines until the person leaves."""
-        with suppress(ImportError):
-            # It gives `input` a history and a line to edit, and takes pasted text of several lines as one turn.
-            import_module("readline").parse_and_bind("set enable-bracketed-paste on")
+        if why := self._editor.begin():
+            self._note(why)
         self._note(f"{conversation.model} at {address}. /help lists what can be typed, Ctrl-D leaves.")
-        while (line := self._line()) is not None:
-            if line.startswith("/"):
-                if not self._command(conversation, line):
-                    return
-            elif line.strip():
-                self._turn(conversation, line.strip())
+        try:
+            while (line := self._line()) is not None:
+                if line.startswith("/"):
+                    if not self._command(conversation, line):
+                        return
+                elif line.strip():
+                    self._turn(conversation, line.strip())
+        finally:
+            self._editor.end()
 
     def _line(self) -> str | None:
         """Return the next line that the person types; None: the person leaves."""
@@ -274,8 +227,10 @@ class Terminal:
     def _show(self, pieces: Iterator[Piece]) -> None:
         """Print an answer. Reasoning is shown, dimmed, on a terminal only; the answer's text begins on a new line."""
         thinking = said = False
-        words = Words(self._write, shutil.get_terminal_size().columns)
-        write = words.write if self._is_tty and os.environ.get("TERM") != "dumb" else self._write
+        is_dumb = not self._is_tty or os.environ.get("TERM") == "dumb"
+        size = shutil.get_terminal_size()
+        words = Words(self._write, size.columns)
+        blocks = MarkdownBlocks(self._write, size.columns, size.lines) if self._has_colours else None
         try:
             for piece in pieces:
                 if piece.is_thought and not self._is_tty:
@@ -285,10 +240,17 @@ class Terminal:
                     self._write(self._colour(DIM) if thinking else f"{self._colour(PLAIN)}\n\n")
                     words.begin_line()
                 said = True
-                write(piece.text.translate(CONTROLS) if self._is_tty else piece.text)
+                if is_dumb:
+                    self._write(piece.text.translate(CONTROLS) if self._is_tty else piece.text)
+                elif blocks is None or piece.is_thought:
+                    words.write(piece.text.translate(CONTROLS))
+                else:
+                    blocks.write(piece.text.translate(CONTROLS))
         finally:
             if thinking:
                 self._write(self._colour(PLAIN))
+            if blocks is not None:
+                blocks.end()
         if said:
             self._write("\n")
 
@@ -374,7 +336,8 @@ def main(args: Sequence[str], known: Collection[str] = ()) -> int:
         return command.complain([str(error)])
     for warning in reading.warnings:
         print(f"paddock: warning: {warning}", file=sys.stderr)
-    return _talk(options, access)
+    history = None if options.no_history else reading.settings.state_dir.expanduser() / FILE_NAME
+    return _talk(options, access, history)
 
 
 def run(args: Sequence[str], known: Collection[str] = ()) -> int:
@@ -391,8 +354,8 @@ def run(args: Sequence[str], known: Collection[str] = ()) -> int:
     return main(["--model", model, *([] if prompt is None else ["--prompt", prompt]), *rest], known)
 
 
-def _talk(options: Namespace, access: Access) -> int:
-    terminal = Terminal()
+def _talk(options: Namespace, access: Access, history: Path | None) -> int:
+    terminal = Terminal(history)
     parameters = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     try:
         with Client(access.url, access.key, verify_ssl=not options.insecure) as client:
@@ -430,4 +393,5 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--file", type=Path, action="append", default=[])
     parser.add_argument("--insecure", action="store_true")
+    parser.add_argument("--no-history", action="store_true")
     return parser

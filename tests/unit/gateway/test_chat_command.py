@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pty
-import re
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from gateway.commands import chat as chat_command
+from gateway.commands.chat_history import LineEditor
 from gateway.commands.target import address_file
 from tests.support.scripted_server import Reply, ScriptedServer, scripted_server, stream
 from tests.support.sent_media import PNG, data_url
@@ -262,37 +262,36 @@ def test_commands(server: ScriptedServer, screen: Screen) -> None:
     assert screen.process.wait(10) == 0
 
 
-def shown(*pieces: str, width: int) -> list[str]:
-    """The lines of a terminal, with what was taken back gone."""
-    written: list[str] = []
-    words = chat_command.Words(written.append, width)
-    for piece in pieces:
-        words.write(piece)
-    text = "".join(written)
-    while match := re.search(r"\x1b\[(\d+)D\x1b\[K", text):
-        text = text[: match.start() - int(match[1])] + text[match.end() :]
-    return text.split("\n")
-
-
-def test_words_are_not_broken_at_the_edge() -> None:
-    pieces = ("The quick bro", "wn fox jumps over the la", "zy dog. A-word-that-is-longer-than-the-line and", " so on.")
-    assert shown(*pieces, width=21) == [
-        "The quick brown fox ",
-        "jumps over the lazy ",
-        "dog. ",
-        "A-word-that-is-longer-than-the-line and ",
-        "so on.",
-    ]
-    assert shown("x" * 19, " ", "yy", width=21) == ["x" * 19 + " ", "yy"]
-
-
-def test_lines_of_a_text_stay() -> None:
-    assert shown("def f():\n    return 1\n\n\tend", width=40) == ["def f():", "    return 1", "", "\tend"]
-
-
 def test_pasted_lines_are_one_turn(server: ScriptedServer, screen: Screen) -> None:
     screen.wait("> ")
     server.replies = [stream(chunk("ok"), DONE)]
     screen.type("\x1b[200~one\ntwo\x1b[201~", "two")
     screen.type("\n", "ok")
     assert server.asked[-1].json["messages"][-1] == {"role": "user", "content": "one\ntwo"}
+
+
+def test_what_was_typed_is_there_the_next_time(server: ScriptedServer, screen: Screen, state: Path) -> None:
+    screen.wait("> ")
+    server.replies = [stream(chunk("ok"), DONE)]
+    screen.type("a riddle\n", "> ")
+    screen.type("\x04", "\n")
+    assert screen.process.wait(10) == 0
+    history = state / "chat-history"
+    assert history.read_text().splitlines()[-1] == "a riddle"
+    assert history.stat().st_mode & 0o777 == 0o600
+    history.chmod(0o644)
+    assert LineEditor(history).begin() == ""
+    assert history.stat().st_mode & 0o777 == 0o600, "whoever made it"
+
+
+def test_a_history_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
+    (tmp_path / "chat-history").mkdir()
+    assert "what is typed is forgotten" in LineEditor(tmp_path / "chat-history").begin()
+
+
+def test_markdown_is_shown_as_what_it_means(server: ScriptedServer, screen: Screen) -> None:
+    screen.wait("> ")
+    server.replies = [stream(chunk("## Foxes\n\n- a **quick** one"), chunk("\n- a red one\n"), DONE)]
+    told = screen.type("list\n", "red one\r\n\x1b[?2004h> ")
+    assert "\x1b[1mquick\x1b[0m" in told
+    assert " • " in told
