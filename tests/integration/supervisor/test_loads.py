@@ -129,9 +129,7 @@ def test_a_load_that_is_killed_is_tried_again_at_once_and_then_is_a_failure(
     assert "failed" not in seen, "its callers wait for the next try"
     crowd.wait_for("b")
     for _ in range(2):
-        wait_until(lambda: station.worker_pid("worker-1") != 0, station.text)
-        os.kill(station.worker_pid("worker-1"), signal.SIGKILL)
-        crowd.tell()
+        kill_worker(station, crowd, "worker-1")
         time.sleep(0.1)
     state = until_state(client, station, crowd, "b", lambda state: state.status == "failed")
     assert state.why.whole.startswith("SIGKILL (killed, as the system does where memory runs out)")
@@ -146,8 +144,12 @@ def test_what_says_why_it_can_t_load_is_told_with_its_log(
     cut.write_bytes(Path(catalog.entry("a")["path"]).read_bytes())
     station, crowd = start(programs, server, catalog, path=str(cut)), Crowd(client)
     wait_until(lambda: len(states(client)) == 2, station.text)
-    crowd.wait_for("b")
-    wait_until(lambda: is_loaded(server, crowd, "b"), station.text)  # both are predicted
+    crowd.wait_for("a")
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)  # so it is predicted
+    crowd.models = {}
+    client.set(keys.unloaded("a"), 1)
+    wait_until(lambda: is_loaded(server, crowd), station.text)
+    client.delete(keys.unloaded("a"))
     before = cut.stat()
     with cut.open("r+b") as file:  # as a disk that fails does it: size and time stay, so that it is not looked at anew
         file.seek(8)

@@ -74,13 +74,13 @@ def is_loaded(server: RedisServer, crowd: Crowd, *models: str) -> bool:
     return all(bool(beats(server, name)) == (name in models) for name in ("a", "b", "c"))
 
 
-def kill_worker(station: Program, crowd: Crowd) -> None:
-    """Kill the first worker as soon as it runs."""
+def kill_worker(station: Program, crowd: Crowd, name: str = "worker-0") -> None:
+    """Kill a worker as soon as it runs."""
     pids: list[int] = []
 
     def is_there() -> bool:
         crowd.tell()
-        pids.append(station.worker_pid("worker-0"))
+        pids.append(station.worker_pid(name))
         return pids[-1] != 0
 
     wait_until(is_there, station.text)
