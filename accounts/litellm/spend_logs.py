@@ -1,7 +1,8 @@
 """Answers `/spend/logs` as LiteLLM's proxy does, by its names of parameters and fields, from the ledger.
 
 With both dates it answers with sums per day, unless `summarize=false`; else with calls, newest first. The list is
-streamed: a ledger of millions takes no memory. Differences: `end_date` includes its day; `api_key` may also be a key's
+streamed, and ends after MAX_CALLS calls or MAX_S seconds with an object that says so: a ledger of millions takes no
+memory, and keeps no thread for long. Differences: `end_date` includes its day; `api_key` may also be a key's
 name, and is shown as such, as `token` is by the routes of keys: whole hashes are shown nowhere.
 """
 
@@ -28,7 +29,11 @@ from accounts.usage.query import Calls, Selection, calls_of, time_of
 from accounts.usage.summary import DAY_S, summarise
 
 PAGE_CALLS = 1000
-MAX_SUMS = 200_000
+MAX_CALLS = 100_000
+MAX_S = 30.0
+"""Seconds of reading after which a list ends: a filter can leave little of millions of calls."""
+MAX_DAYS = 366
+MAX_SUMS = 50_000
 KEY_PREFIXES = ("pk-", "sk-")
 
 encode = msgspec.json.Encoder().encode
@@ -67,25 +72,46 @@ class SpendLogsRoutes:
             scoped = calls_of(selection, request.caller)
             calls = Calls(begins_at, ends_at, scoped.equal)
             if begins_at is not None and ends_at is not None and asked.summarize and not asked.request_id:
+                if ends_at - begins_at > MAX_DAYS * DAY_S:
+                    raise Invalid(
+                        f"The dates are more than {MAX_DAYS} days apart. Ask for fewer days, or use "
+                        "/admin/usage/summary.",
+                        param="start_date",
+                    )
                 return answer(_sums(connection, calls, begins_at, ends_at))
         pieces = self._pieces(calls)
         return StreamingResponse(itertools.chain((next(pieces),), pieces), media_type=JSON)
 
     def _pieces(self, calls: Calls) -> Iterator[bytes]:
-        """Yield a JSON list of calls, newest first."""
+        """Yield a JSON list of calls, newest first; the last element may be an error."""
         after: Place | None = None
-        separator = b"["
+        separator, num_calls, took_s = b"[", 0, 0.0
         while True:
+            began = time.monotonic()
             with self._database.reading() as connection:
                 page = read_page(connection, calls, PAGE_CALLS, after)
+            took_s += time.monotonic() - began
+            num_calls += len(page.rows)
             listed = b",".join(encode(_log_of(row)) for row in page.rows)
             if listed:
                 yield separator + listed
                 separator = b","
             after = page.next
+            if after is not None and (num_calls >= MAX_CALLS or took_s >= MAX_S):
+                yield separator + encode(_cut(num_calls)) + b"]"
+                return
             if after is None:
                 yield b"[]" if separator == b"[" else b"]"
                 return
+
+
+def _cut(num_calls: int) -> dict[str, Any]:
+    """Return the last element of a list that is not whole."""
+    message = (
+        f"The list ends here, after {num_calls:,} calls: no more are listed at once. Ask for fewer days or for one "
+        "key, or use /admin/usage, which has pages, or its export."
+    )
+    return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": "list_too_long"}}
 
 
 def _key_name(connection: Connection, given: str) -> str:

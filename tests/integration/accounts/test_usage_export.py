@@ -182,3 +182,31 @@ async def test_spend_logs_stream_a_long_list(database: Database) -> None:
     own = await spend(database, role="user", user="ann@example.com", key="ann")
     assert {log["user"] for log in own} == {"ann@example.com"}
     assert await spend(database, request_id="none") == []
+
+
+@pytest.mark.parametrize(("bound", "value"), [("MAX_CALLS", 140), ("MAX_S", 0.0)])
+async def test_spend_logs_that_are_too_long_end_and_say_so(
+    database: Database, monkeypatch: pytest.MonkeyPatch, bound: str, value: float
+) -> None:
+    """A list of all calls, or one for which millions are looked through, kept a thread of forty for minutes."""
+    write(database, some_records(400))
+    monkeypatch.setattr(spend_logs, bound, value)
+    *logs, last = await spend(database)
+    assert len(logs) in (70, 140)
+    assert all("request_id" in log for log in logs)
+    assert last["error"]["code"] == "list_too_long"
+    assert f"after {len(logs)} calls" in last["error"]["message"]
+    (only,) = await spend(database, request_id=logs[0]["request_id"])
+    assert only["request_id"] == logs[0]["request_id"], "what is whole has no such end"
+
+
+async def test_spend_logs_sum_up_a_year_at_most(database: Database) -> None:
+    """From 1970 to 9000 it was a dictionary for each of 2.5 million days: more than a gigabyte."""
+    days = await spend(database, start_date="2026-01-01", end_date="2026-12-31")
+    assert len(days) == 365
+    for dates in (
+        {"start_date": "1970-01-02", "end_date": "8999-12-30"},
+        {"start_date": "0", "end_date": "2026-01-01"},
+    ):
+        with pytest.raises(Invalid, match="more than 366 days apart"):
+            await spend(database, **dates)
