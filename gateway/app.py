@@ -62,6 +62,7 @@ from gateway.api.operations.metrics import METRICS_PATHS, MetricsPage, Targets, 
 from gateway.api.overview.calls import CallLookup, CallRoutes
 from gateway.api.overview.feed import Feed
 from gateway.api.overview.overview import Overviews
+from gateway.api.overview.plan import PlanRoute
 from gateway.api.overview.routes import OverviewRoutes
 from gateway.api.responses.handlers import responses_handlers
 from gateway.api.responses.socket.connection import Bounds
@@ -82,6 +83,7 @@ from gateway.limits.limiter import RateLimits
 from gateway.limits.sync import LimitSync
 from gateway.registry.desired_models import DesiredModels
 from gateway.registry.fleet import Fleet, FleetSnapshot
+from gateway.registry.machines import Machines
 from gateway.registry.model_states import ModelStates
 from gateway.registry.snapshot import FirstWorkers
 from gateway.relay.relay import Relay, WorkerQueries
@@ -476,7 +478,7 @@ def _handlers(
         "reload_catalog": routes_of_catalog.reload,
         **_console(settings, access),
         **document_handlers(),
-        **_overview(settings, redis, core, desired_models),
+        **_overview(settings, redis, core, desired_models, reader),
         "explain": explain.answer,
         "metrics": MetricsPage(core.metrics.registry, core.gauges.update, shared_ports, targets).answer,
         "targets": Targets(fleet, targets).answer,
@@ -505,19 +507,20 @@ def _console(settings: GatewaySettings, access: AccessControl) -> Mapping[str, H
 
 
 def _overview(
-    settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, desired: DesiredModels
+    settings: GatewaySettings, redis: redis.asyncio.Redis, core: _Core, desired: DesiredModels, reader: RequestReader
 ) -> Mapping[str, Handler]:
     """Return the handlers of the routes that show the fleet."""
     fleet, states, circuits = core.fleet, core.states, core.dispatcher.workers.circuits
-    admission = core.admission
+    admission, machines = core.admission, Machines(redis, core.unreadable)
     made = Overviews(
-        *(redis, core.gateway_id, core.catalog, fleet, states, desired, circuits),
+        *(redis, core.gateway_id, core.catalog, fleet, states, desired, machines, circuits),
         lambda: admission.redis_up,
         core.unreadable,
     )
+    plan = PlanRoute(redis, reader, fleet, states, desired, machines, core.unreadable)
     feed = Feed(made.look, SlotQueries(core.queries), lambda model: len(fleet.snapshot.of(model)))
     routes = OverviewRoutes(made.look, feed, states, core.is_leaving, settings.ping_interval_s)
-    return {"overview": routes.show, "overview_events": routes.stream}
+    return {"overview": routes.show, "overview_events": routes.stream, "plan": plan.answer}
 
 
 def _default_memory(settings: GatewaySettings) -> int:

@@ -194,6 +194,7 @@ DECLARED = (
     RouteRow("POST", "/admin/explain", ADMIN, "explain", "the same for a chat request, which is not sent"),
     RouteRow("GET", "/admin/fleet", ADMIN, "overview", "gateways, models, workers and, if asked for, slots"),
     RouteRow("GET", "/admin/events", ADMIN, "overview_events", "the same as a stream of what changes"),
+    RouteRow("GET", "/admin/plan", ADMIN, "plan", "what loading or unloading a model would do now"),
     RouteRow("GET", "/admin/calls", ADMIN, "calls", "the calls that wait or run, of all gateways"),
     RouteRow("DELETE", "/admin/calls/{request_id:path}", ADMIN, "cancel_call", "cancels a call at whichever gateway"),
     RouteRow("GET", "/admin/catalog", ADMIN, "catalog", "the catalog in use, and what is wrong with its file"),

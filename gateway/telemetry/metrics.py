@@ -137,6 +137,8 @@ class Unread(StrEnum):
     RESIDENCY = "pd:residency"
     DEMAND = "pd:demand"
     ASKED = "pd:asked"
+    MACHINES = "pd:machines"
+    MACHINE_MODELS = "pd:machines:models"
     WORKERS = "pd:{model}:workers"
     WORKER = "pd:{model}:worker"
     HEADS = "pd:{model}:worker:heads"

@@ -13,6 +13,7 @@ from workers.planner.messages import (
     MachineReport,
     StartOrder,
     ToldFailure,
+    ToldMemory,
     ToldModel,
     ToldWait,
     ToldWorker,
@@ -218,6 +219,8 @@ HEARTBEAT = Heartbeat(
     adapter_load_ms=19.5,
     adapter_room=7,
     overdraft=8,
+    cache_ram_bytes=5 << 20,
+    cache_disk_bytes=7 << 20,
     fingerprint="fp_0123456789abcdef",
     load=LOAD,
     version=17,
@@ -348,7 +351,11 @@ MESSAGES = {
     ),
     "machine_catalog.json": MachineCatalog(
         models={
-            "coder": ToldModel(policy=Residency(max=2, group="large"), need=Need(cpu_bytes=1 << 32)),
+            "coder": ToldModel(
+                policy=Residency(max=2, group="large"),
+                need=Need(cpu_bytes=1 << 32),
+                memory=ToldMemory(weights=4000, cells=300, compute=20, other=100, host=4420, growth=9, taken_host=4321),
+            ),
             "new": ToldModel(policy=Residency(max=1)),
         },
         groups={"large": Group(at_once=1)},

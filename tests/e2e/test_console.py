@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -43,6 +44,11 @@ def stack() -> Iterator[Stack]:
             "aliases: {gpt-4: demo}\n"
         )
         running.worker(DEMO_MODEL, "demo", worker_id="demo-0", slots=4)
+        of_machine = running.folder / "machine.json"
+        cold = {"name": "cold", "path": str(DEMO_MODEL), "slots": 2, "ctx": 512, "residency": {"min_resident_s": 0}}
+        of_machine.write_text(json.dumps({"models": [cold]}))
+        command = [sys.executable, "-m", "gateway.cli", "supervisor", "--catalog", str(of_machine)]
+        running.spawn("supervisor", command, role="supervisor")
         running.gateway(accounts_url=running.accounts().url, catalog=catalog)
         yield running
 
@@ -134,7 +140,7 @@ def test_the_fleet_is_live(page: Page, stack: Stack) -> None:
     signed_in(page, stack)
     models = page.get_by_role("region", name="Models")
     expect(models).to_contain_text("gpt-4")
-    expect(models.get_by_role("row", name=re.compile("^cold"))).to_contain_text("unloaded")
+    expect(models.get_by_role("row", name=re.compile("^cold"))).to_contain_text("on demand")
     with ExitStack() as callers:
         for _ in range(3 if TAKES_PICTURES else 1):
             callers.enter_context(calls(stack))
@@ -147,6 +153,33 @@ def test_the_fleet_is_live(page: Page, stack: Stack) -> None:
     expect(page.get_by_role("status").first).to_have_text("Paused")
     page.get_by_role("button", name="Go on").click()
     expect(page.get_by_role("status").first).to_have_text("Live")
+
+
+def test_a_load_says_first_what_it_would_do(page: Page, stack: Stack) -> None:
+    signed_in(page, stack)
+    machines = page.get_by_role("region", name="Machines")
+    expect(machines).to_contain_text("main memory")
+    expect(machines).to_contain_text("No worker here.")
+    models = page.get_by_role("region", name="Models")
+    models.get_by_role("button", name="Load cold").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(re.compile(r"main memory: .* are free"))
+    expect(dialog).to_contain_text(re.compile(r"Start cold on .* an admin loads cold"))
+    take(page, "load")
+    dialog.get_by_role("button", name="Load", exact=True).click()
+    expect(dialog).to_have_count(0)
+    expect(machines).to_contain_text(re.compile("cold: .* GiB"))
+    row = models.get_by_role("row", name=re.compile("^cold"))
+    expect(row).to_contain_text("loaded")
+    open_view(page, "models")
+    expect(page.get_by_role("region", name="Memory")).to_contain_text("cold")
+    open_view(page, "fleet")
+    models.get_by_role("button", name="Unload cold").click()
+    expect(dialog).to_contain_text("cold has 0 running calls")
+    expect(dialog).to_contain_text(re.compile("Stop cold|cold .*leaves|unloaded"))
+    dialog.get_by_role("button", name="Unload", exact=True).click()
+    expect(row).to_contain_text("on demand")
+    expect(machines).to_contain_text("No worker here.")
 
 
 def test_an_admin_cancels_calls(page: Page, stack: Stack) -> None:

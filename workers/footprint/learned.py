@@ -101,6 +101,10 @@ class Learned:
     def __init__(self, file: Path) -> None:
         self._file = file
 
+    def reading(self, key: str) -> Reading | None:
+        """Return what is known of the workers of a key; None: none was read."""
+        return self._readings().get(key)
+
     def corrected(self, key: str, footprint: Footprint) -> Footprint:
         """Return the footprint as the worker's readings correct it; as it is where there are none."""
         known = self._readings().get(key)

@@ -28,6 +28,8 @@ class ToldWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     """Unique in the fleet, and never used again."""
+    name: str = ""
+    """Its id in heartbeats, which a later worker can get; empty: it has no process yet."""
     model: str
     shares: tuple[Share, ...]
     status: Status
@@ -75,6 +77,23 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Model -> when a worker of it last stopped taking calls."""
 
 
+class ToldMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The memory of a model's worker in bytes, for people: as it was predicted, and the most that was seen."""
+
+    weights: int
+    cells: int
+    compute: int
+    other: int
+    """These four are parts of `host` and `gpus` together."""
+    host: int
+    gpus: tuple[int, ...] = ()
+    growth: int = 0
+    """Main memory that it may take later, for caches."""
+    taken_host: int = 0
+    """0: no worker was read yet."""
+    taken_gpus: tuple[int, ...] = ()
+
+
 class ToldModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A model of the machine's catalog whose files it has."""
 
@@ -84,6 +103,8 @@ class ToldModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The memory that a worker takes there; None: not predicted yet, or it can't be."""
     is_outdated: bool = False
     """Whether `need` is that of earlier settings, with which workers run on. The model is not loaded there now."""
+    memory: ToldMemory | None = None
+    """None: not predicted yet, or it can't be."""
 
 
 class MachineCatalog(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -207,6 +207,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     overdraft: int = 0
     """Number of calls beyond its slots that the worker takes for teams that have less than their share of the slots."""
     load: Load = Load()
+    cache_ram_bytes: int = 0
+    """Bytes of saved prefixes in main memory."""
+    cache_disk_bytes: int = 0
+    """Bytes in the folder of its disk tier, with those of workers that share it."""
     fingerprint: str = ""
     """Hash of what the worker computes with: the model's file and the build of llama.cpp. Empty: unknown."""
     version: int = 0

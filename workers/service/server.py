@@ -292,7 +292,7 @@ class WorkerServer:
         )
 
     def _heartbeat(self) -> Heartbeat:
-        identity, load = self._identity, self._engine.load()
+        identity, load, counters = self._identity, self._engine.load(), self._engine.counters
         beat = Heartbeat(
             worker=identity.worker,
             boot=identity.boot,
@@ -310,7 +310,9 @@ class WorkerServer:
             started_at=identity.started_at,
             kind=self._served.kind,
             overdraft=load.overdraft,
-            load=self._calls.rates.load(load, self._engine.counters),
+            load=self._calls.rates.load(load, counters),
+            cache_ram_bytes=counters.ram_bytes,
+            cache_disk_bytes=counters.disk.num_bytes,
         )
         return self._served.announced(beat)
 

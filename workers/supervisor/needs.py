@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from workers.footprint.devices import HOST, DeviceState
 from workers.footprint.footprint import Footprint, Share
-from workers.footprint.learned import Learned, key_of, stamp_of
+from workers.footprint.learned import Learned, Reading, key_of, stamp_of
 from workers.footprint.predict import Bounds, predict
 from workers.footprint.prediction import Unpredictable, build_of, dry_run
 from workers.models.spec import ModelSpec
+from workers.planner.messages import ToldMemory
 from workers.protocol.residency import Detail, Why
 from workers.residency.picture import Need
 from workers.settings import SupervisorSettings
@@ -47,6 +48,8 @@ class Prediction:
     """What is learned of such workers is kept by this key."""
     stamp: str = ""
     """The state of the model's files before they were read (`stamp_of`)."""
+    reading: Reading | None = None
+    """The most that such a worker was seen to take; None: none was read."""
 
 
 @dataclass(slots=True)
@@ -168,13 +171,15 @@ class Needs:
             spec = replace(spec, kv_tokens=footprint.num_cells)
         key = key_of(spec, build_of())
         need = need_of(self.learned.corrected(key, footprint), spec)
-        return Prediction(wanted, spec, need, footprint, key, stamp)
+        return Prediction(wanted, spec, need, footprint, key, stamp, self.learned.reading(key))
 
     def correct(self, name: str) -> None:
         """Correct a model's prediction by what was learned since. Reads a small file."""
         prediction = self.found[name]
         footprint = self.learned.corrected(prediction.key, prediction.footprint)
-        self.found[name] = dataclasses.replace(prediction, need=need_of(footprint, prediction.spec))
+        self.found[name] = dataclasses.replace(
+            prediction, need=need_of(footprint, prediction.spec), reading=self.learned.reading(prediction.key)
+        )
 
 
 def bounds_of(settings: SupervisorSettings) -> Bounds:
@@ -200,6 +205,23 @@ def need_of(footprint: Footprint, spec: ModelSpec) -> Need:
         num_gpus=spec.gpus,
         can_split=spec.llama.split_mode != "none",
         split=tuple(spec.llama.tensor_split),
+    )
+
+
+def memory_of(prediction: Prediction) -> ToldMemory:
+    """Return a prediction in the form that people are told, beside what its workers were seen to take."""
+    footprint, reading = prediction.footprint, prediction.reading
+    parts = sum(footprint.gpus, start=footprint.host)
+    return ToldMemory(
+        weights=parts.weights,
+        cells=parts.cells,
+        compute=parts.compute,
+        other=parts.other,
+        host=footprint.host.total,
+        gpus=tuple(share.total for share in footprint.gpus),
+        growth=footprint.growth,
+        taken_host=0 if reading is None else reading.host,
+        taken_gpus=() if reading is None else reading.gpus,
     )
 
 

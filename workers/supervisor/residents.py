@@ -50,7 +50,7 @@ from workers.supervisor.loading.history import STABLE_S, Death, History
 from workers.supervisor.loading.load_watch import LoadWatch, mapped_size
 from workers.supervisor.loading.model_state import Refused, state_of
 from workers.supervisor.loading.readings import Readings
-from workers.supervisor.needs import Needs, bounds_of
+from workers.supervisor.needs import Needs, bounds_of, memory_of
 from workers.supervisor.output import Console
 from workers.supervisor.plan import PlannedWorker, Site, is_served_alike
 from workers.supervisor.supervisor import Supervisor
@@ -467,7 +467,8 @@ class Residents:
         """Return a model as the planner is told of it. One whose new settings can't be loaded, or are not known to be
         loadable yet, has the need of its workers with the old ones."""
         if name in self._needs.found:
-            return ToldModel(policy=spec.policy, need=self._needs.found[name].need)
+            found = self._needs.found[name]
+            return ToldModel(policy=spec.policy, need=found.need, memory=memory_of(found))
         old = self._needs.outdated.get(name)
         if old is not None and any(each.worker.model.name == name for each in self._residents.values()):
             return ToldModel(policy=spec.policy, need=old.need, is_outdated=True)
@@ -491,6 +492,7 @@ class Residents:
     def _told(self, resident: _Resident) -> ToldWorker:
         return ToldWorker(
             id=resident.id,
+            name=resident.worker.worker_id,
             model=resident.worker.model.name,
             shares=self._shares(resident),
             status=resident.status,

@@ -12,10 +12,12 @@ import redis.asyncio
 
 from gateway import __version__
 from gateway.api.operations.health import SharedQuery
-from gateway.api.overview.rows import Circuit, GatewayRow, ModelRow, Overview, WorkerRow
+from gateway.api.overview.memory_rows import machine_row, memory_rows
+from gateway.api.overview.rows import Circuit, GatewayRow, MemoryRow, ModelRow, Overview, WorkerRow
 from gateway.catalog.live import LiveCatalog
 from gateway.errors import StoreUnavailable
 from gateway.registry.desired_models import DesiredModels
+from gateway.registry.machines import Machines
 from gateway.registry.model_states import ModelStates, effective
 from gateway.registry.snapshot import FleetSnapshot, FleetView
 from gateway.routing.retries import Circuits, CircuitStatus
@@ -23,6 +25,7 @@ from gateway.store.hashes import read_hash
 from gateway.store.outage import Unreadable, answered
 from gateway.store.queue_inspector import QueueInspector
 from gateway.telemetry.metrics import Unread
+from workers.planner.merge import MachineView
 from workers.protocol import keys
 from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.residency import LIFE_S, LONGEST_TOLD, GatewayDemand, ModelDemand, ModelState, decode_demand
@@ -44,6 +47,7 @@ class Overviews:
         fleet: FleetView,
         states: ModelStates,
         desired: DesiredModels,
+        machines: Machines,
         circuits: Circuits,
         redis_up: Callable[[], bool],
         unreadable: Unreadable,
@@ -52,6 +56,7 @@ class Overviews:
         read."""
         self._commands = long_commands_of(redis)
         self._unreadable = unreadable
+        self._machines = machines
         self._queues = QueueInspector(redis)
         self._gateway = gateway_id
         self._catalog = catalog
@@ -70,7 +75,7 @@ class Overviews:
         now, snapshot, names = time.time(), self._fleet.snapshot, self._catalog.names
         models = sorted(names.models | snapshot.models)
         coming = await self._desired.coming([model for model in models if not snapshot.of(model)])
-        demand, gateways = await self._read(now)
+        demand, gateways, machines = await self._read(now)
         circuits = self._circuits.states(time.monotonic())
         aliases = _aliases(self._catalog, snapshot)
         return Overview(
@@ -79,30 +84,37 @@ class Overviews:
             gateway=self._gateway,
             redis_up=self._redis_up() and demand is not None,
             gateways=gateways,
-            models={model: self._model(model, demand, coming, tuple(aliases[model])) for model in models},
+            models={
+                model: self._model(model, demand, coming, tuple(aliases[model]), memory_rows(model, machines))
+                for model in models
+            },
             workers={
                 beat.worker: worker_row(beat, circuits.get(beat.boot))
                 for beats in snapshot.workers.values()
                 for beat in beats
             },
+            machines={name: machine_row(view) for name, view in machines.items()},
             catalog_fault=self._catalog.fault,
         )
 
-    async def _read(self, now: float) -> tuple[dict[str, ModelDemand] | None, dict[str, GatewayRow]]:
-        """Return model -> the calls of all gateways together, and the gateways; None and none: Redis does not answer.
-        `now`: Unix time."""
+    async def _read(
+        self, now: float
+    ) -> tuple[dict[str, ModelDemand] | None, dict[str, GatewayRow], Mapping[str, MachineView]]:
+        """Return model -> the calls of all gateways together, the gateways, and the machines; None and none: Redis does
+        not answer. `now`: Unix time."""
         try:
             hash_ = read_hash(self._commands, keys.DEMAND, Unread.DEMAND, self._unreadable, LONGEST_TOLD)
             told = await answered(hash_)
             beats = await self._queues.gateways()
+            machines = await self._machines.look()
         except StoreUnavailable:
-            return None, {}
+            return None, {}, {}
         gateways = {
             gateway: GatewayRow(seen_s_ago=float(round(max(0.0, now - at))))
             for gateway, at in sorted(beats.items())
             if now - at < SEEN_S
         }
-        return summed(self._fresh(told, now)), gateways
+        return summed(self._fresh(told, now)), gateways, machines
 
     def _fresh(self, told: Mapping[bytes, bytes], now: float) -> Iterator[GatewayDemand]:
         """Yield what gateways told within LIFE_S; what can't be read is left out."""
@@ -121,6 +133,7 @@ class Overviews:
         demand: Mapping[str, ModelDemand] | None,
         coming: frozenset[str],
         aliases: tuple[str, ...],
+        memory: dict[str, MemoryRow],
     ) -> ModelRow:
         beats = self._fleet.snapshot.of(model)
         serving = [beat for beat in beats if not beat.draining]
@@ -139,6 +152,7 @@ class Overviews:
             waiting=None if told is None else told.num_waiting,
             predicted_wait_s=0.0 if told is None else round(told.predicted_wait_s, 1),
             aliases=aliases,
+            memory=memory,
         )
 
 
@@ -164,6 +178,8 @@ def worker_row(beat: Heartbeat, circuit: CircuitStatus | None) -> WorkerRow:
         preempted=beat.load.preempted,
         adapters=beat.adapters,
         adapters_resident=beat.adapters_resident,
+        cache_ram_bytes=beat.cache_ram_bytes,
+        cache_disk_bytes=beat.cache_disk_bytes,
         circuit=state,
     )
 

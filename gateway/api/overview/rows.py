@@ -21,6 +21,55 @@ class GatewayRow(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since its last beat in Redis, whole: they are for people."""
 
 
+class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU of a machine, or its main memory (`cpu`)."""
+
+    id: str
+    total_bytes: int
+    free_bytes: int
+    """What a new worker may take, rounded to MiB."""
+    planned_bytes: int
+    """What its workers take, or will."""
+
+
+class PlacedWorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker in the account of its machine's memory."""
+
+    worker: str
+    """Its id among the workers; empty: it has no process yet."""
+    model: str
+    status: str
+    """`loading`, `ready`, `reserved` (it takes no new calls), `draining`, or another word of a later version."""
+    bytes: dict[str, int]
+    """Device -> what it takes there, or will."""
+
+
+class MachineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine whose supervisor loads models on demand."""
+
+    is_leaving: bool
+    """Whether its supervisor ends: nothing loads there."""
+    devices: tuple[DeviceRow, ...]
+    workers: tuple[PlacedWorkerRow, ...]
+    failures: dict[str, str]
+    """Model -> why it is not loaded there for now."""
+
+
+class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of a model's worker on one machine, in bytes."""
+
+    predicted: int
+    """Of main memory and GPUs together: the sum of the next four."""
+    weights: int
+    cells: int
+    compute: int
+    other: int
+    growth: int
+    """What it may take later beyond that, for caches."""
+    taken: int | None
+    """The most that was seen, caches left out; None: no worker was read yet."""
+
+
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """A model of the catalog, or one that workers serve."""
 
@@ -44,6 +93,8 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     predicted_wait_s: float
     """Seconds that a call which comes now is expected to wait for a slot."""
     aliases: tuple[str, ...]
+    memory: dict[str, MemoryRow]
+    """Machine -> what a worker takes there, of machines that have predicted it."""
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +121,10 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     preempted: int
     adapters: tuple[str, ...]
     adapters_resident: tuple[str, ...]
+    cache_ram_bytes: int
+    """Prefixes that it has saved in main memory."""
+    cache_disk_bytes: int
+    """Those on disk, with those of workers that share its folder."""
     circuit: Circuit
     """State of this gateway's circuit breaker; empty: closed."""
 
@@ -100,11 +155,12 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, ModelRow]
     workers: dict[str, WorkerRow]
     """Worker id -> the worker."""
+    machines: dict[str, MachineRow]
     catalog_fault: str
     """What is wrong with the catalog's file, if an older one is in use; empty: nothing."""
 
 
-PARTS = ("gateways", "models", "workers")
+PARTS = ("gateways", "models", "workers", "machines")
 """The tables of an overview, by name."""
 
 
@@ -117,6 +173,7 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gateways: dict[str, GatewayRow | None] = {}
     models: dict[str, ModelRow | None] = {}
     workers: dict[str, WorkerRow | None] = {}
+    machines: dict[str, MachineRow | None] = {}
 
 
 def changes_between(before: Overview, now: Overview) -> Changes:
@@ -128,6 +185,7 @@ def changes_between(before: Overview, now: Overview) -> Changes:
         gateways=_changed(before.gateways, now.gateways),
         models=_changed(before.models, now.models),
         workers=_changed(before.workers, now.workers),
+        machines=_changed(before.machines, now.machines),
     )
 
 

@@ -114,7 +114,7 @@ function Console({ session, leave }: { session: Session; leave: () => void }) {
         {view === "queue" && <Queue state={fleet} />}
         {view === "playground" && <Playground />}
         {view === "access" && <Access session={session} />}
-        {view === "models" && <Models session={session} />}
+        {view === "models" && <Models session={session} overview={fleet.overview} />}
         {view === "health" && <Health session={session} sampler={sampler} />}
       </main>
     </>

@@ -108,6 +108,7 @@ export class FleetFeed {
       gateways: merged(before.gateways, changes.gateways),
       models: merged(before.models, changes.models),
       workers: merged(before.workers, changes.workers),
+      machines: merged(before.machines, changes.machines),
     };
     this.sample();
     this.tell();

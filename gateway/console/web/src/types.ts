@@ -22,6 +22,40 @@ export interface ModelRow {
   waiting: number | null;
   predicted_wait_s: number;
   aliases: string[];
+  memory: Record<string, MemoryRow>;
+}
+
+export interface DeviceRow {
+  id: string;
+  total_bytes: number;
+  free_bytes: number;
+  planned_bytes: number;
+}
+
+export interface MachineRow {
+  is_leaving: boolean;
+  devices: DeviceRow[];
+  workers: { worker: string; model: string; status: string; bytes: Record<string, number> }[];
+  failures: Record<string, string>;
+}
+
+export interface MemoryRow {
+  predicted: number;
+  weights: number;
+  cells: number;
+  compute: number;
+  other: number;
+  growth: number;
+  taken: number | null;
+}
+
+export interface WishedPlan {
+  kept_by: "demand" | "supervisor" | "nobody";
+  num_workers: number;
+  num_running: number;
+  num_waiting: number;
+  is_possible: boolean;
+  sentences: string[];
 }
 
 export interface WorkerRow {
@@ -41,6 +75,8 @@ export interface WorkerRow {
   preempted: number;
   adapters: string[];
   adapters_resident: string[];
+  cache_ram_bytes: number;
+  cache_disk_bytes: number;
   circuit: "" | "open" | "half_open";
 }
 
@@ -83,6 +119,7 @@ export interface Overview {
   gateways: Record<string, { seen_s_ago: number }>;
   models: Record<string, ModelRow>;
   workers: Record<string, WorkerRow>;
+  machines: Record<string, MachineRow>;
 }
 
 export interface Changes {
@@ -92,6 +129,7 @@ export interface Changes {
   gateways?: Record<string, { seen_s_ago: number } | null>;
   models?: Record<string, ModelRow | null>;
   workers?: Record<string, WorkerRow | null>;
+  machines?: Record<string, MachineRow | null>;
 }
 
 export type Slots = Record<string, SlotRow[]>;

@@ -109,18 +109,25 @@ export function Dialog(props: { heading: string; onClose: () => void; children: 
 }
 
 /** Ask before something is done that others feel. */
-export function Confirm(props: { heading: string; about: string; action: string; run: () => Promise<unknown>; onClose: () => void }) {
+export function Confirm(props: {
+  heading: string;
+  about: ComponentChildren;
+  action: string;
+  isOff?: boolean;
+  run: () => Promise<unknown>;
+  onClose: () => void;
+}) {
   const [error, setError] = useState<unknown>(null);
   const act = () => props.run().then(props.onClose, setError);
   return (
     <Dialog heading={props.heading} onClose={props.onClose}>
-      <p>{props.about}</p>
+      {typeof props.about === "string" ? <p>{props.about}</p> : props.about}
       <Problem error={error} />
       <div class="row end">
         <button type="button" onClick={props.onClose}>
           {text.cancel}
         </button>
-        <button type="button" class="main" onClick={act}>
+        <button type="button" class="main" disabled={props.isOff} onClick={act}>
           {props.action}
         </button>
       </div>

@@ -1,11 +1,11 @@
 import { useEffect, useState } from "preact/hooks";
-import { post } from "../api";
+import { get, post } from "../api";
 import { sum, type FleetFeed, type FleetState } from "../fleet";
-import { number, perSecond, span } from "../format";
+import { bytes, number, perSecond, span } from "../format";
 import { Plot } from "../plot";
 import { text } from "../strings";
-import type { ModelRow, SlotRow, WorkerRow } from "../types";
-import { Badge, Bar, Confirm, Table, type Column } from "../ui";
+import type { MachineRow, ModelRow, SlotRow, WishedPlan, WorkerRow } from "../types";
+import { Badge, Bar, Confirm, Problem, Table, useLoaded, type Column } from "../ui";
 import { CancelButton, ConfirmCancel, type CallName } from "./calls";
 
 type Model = { name: string; row: ModelRow };
@@ -39,25 +39,14 @@ export function Fleet(props: { feed: FleetFeed; state: FleetState }) {
       />
       <h2>{text.fleet.models}</h2>
       <Table label={text.fleet.models} columns={modelColumns(setAsked)} rows={models} id={(model) => model.name} />
+      <Machines machines={overview.machines} wanted={wanted} />
       <h2>{text.fleet.workers}</h2>
       {workers.length ? (
         <Workers workers={workers} state={state} opened={opened} open={setOpened} />
       ) : (
         <p class="quiet">{text.fleet.empty}</p>
       )}
-      {asked && (
-        <Confirm
-          heading={`${asked.action === "load" ? text.fleet.load : text.fleet.unload} ${asked.model.name}`}
-          about={
-            asked.action === "load"
-              ? text.fleet.confirmLoad(asked.model.name)
-              : text.fleet.confirmUnload(asked.model.name, asked.model.row.slots_busy, asked.model.row.waiting ?? 0)
-          }
-          action={asked.action === "load" ? text.fleet.load : text.fleet.unload}
-          run={() => post(`/models/${asked.action}`, { model: asked.model.name })}
-          onClose={() => setAsked(null)}
-        />
-      )}
+      {asked && <Wish asked={asked} onClose={() => setAsked(null)} />}
     </>
   );
 }
@@ -127,6 +116,108 @@ export function ModelState({ row }: { row: ModelRow }) {
   }
 }
 
+/** Say what loading or unloading a model would do, then do it. */
+function Wish(props: { asked: Asked; onClose: () => void }) {
+  const { action, model } = props.asked;
+  const { value: plan, error } = useLoaded(() => get<WishedPlan>("/admin/plan", { action, model: model.name }), [model.name]);
+  const does = action === "load" ? text.fleet.load : text.fleet.unload;
+  return (
+    <Confirm
+      heading={`${does} ${model.name}`}
+      action={does}
+      isOff={!plan || plan.kept_by === "nobody"}
+      run={() => post(`/models/${action}`, { model: model.name })}
+      onClose={props.onClose}
+      about={
+        <>
+          <Problem error={error} />
+          {!plan && !error && <p class="quiet">{text.loading}</p>}
+          {plan && <Would plan={plan} asked={props.asked} />}
+        </>
+      }
+    />
+  );
+}
+
+function Would({ plan, asked: { action, model } }: { plan: WishedPlan; asked: Asked }) {
+  if (plan.kept_by === "nobody") return <p>{text.fleet.notKept}</p>;
+  return (
+    <>
+      {plan.kept_by === "supervisor" && action === "load" && <p>{text.fleet.confirmLoad(model.name)}</p>}
+      {action === "unload" && <p>{text.fleet.confirmUnload(model.name, plan.num_running, plan.num_waiting)}</p>}
+      {plan.sentences.length > 0 && (
+        <>
+          <h3>{plan.is_possible ? text.fleet.wouldDo : text.fleet.notPossible}</h3>
+          <ul>
+            {plan.sentences.map((sentence) => (
+              <li key={sentence}>{sentence}</li>
+            ))}
+          </ul>
+        </>
+      )}
+    </>
+  );
+}
+
+const MOST_MACHINES = 24;
+
+function Machines(props: { machines: Record<string, MachineRow> | undefined; wanted: (name: string) => boolean }) {
+  const [isWhole, setWhole] = useState(false);
+  const all = Object.entries(props.machines ?? {}).filter(
+    ([name, row]) => props.wanted(name) || row.workers.some((worker) => props.wanted(worker.model)),
+  );
+  if (!all.length) return null;
+  const shown = isWhole ? all : all.slice(0, MOST_MACHINES);
+  return (
+    <>
+      <h2>{text.fleet.machines}</h2>
+      <section class="cards" aria-label={text.fleet.machines}>
+        {shown.map(([name, row]) => (
+          <Machine key={name} name={name} row={row} />
+        ))}
+      </section>
+      {all.length > shown.length && (
+        <button type="button" onClick={() => setWhole(true)}>
+          {text.more(all.length - shown.length)}
+        </button>
+      )}
+    </>
+  );
+}
+
+function Machine({ name, row }: { name: string; row: MachineRow }) {
+  return (
+    <div class="card">
+      <strong>{name}</strong> {row.is_leaving && <Badge kind="busy">{text.fleet.leavingMachine}</Badge>}
+      {row.devices.map((device) => {
+        const told = text.fleet.freeOf(bytes(device.free_bytes), bytes(device.total_bytes));
+        return (
+          <p key={device.id}>
+            <Bar share={device.total_bytes ? 1 - device.free_bytes / device.total_bytes : 0} label={told} />{" "}
+            {text.fleet.device(device.id)} <small>{told}</small>
+          </p>
+        );
+      })}
+      {row.workers.length ? (
+        <ul class="plain">
+          {row.workers.map((worker, place) => (
+            <li key={place}>
+              {text.fleet.takes(worker.model, bytes(sum(Object.values(worker.bytes))), worker.status)}
+            </li>
+          ))}
+        </ul>
+      ) : (
+        <p class="quiet">{text.fleet.noWorkersHere}</p>
+      )}
+      {Object.entries(row.failures).map(([model, why]) => (
+        <p key={model} class="problem">
+          {text.fleet.notLoadedThere(model, why)}
+        </p>
+      ))}
+    </div>
+  );
+}
+
 function modelColumns(ask: (asked: Asked) => void): Column<Model>[] {
   return [
     { title: text.fleet.model, cell: (model) => model.name },
@@ -192,6 +283,14 @@ function Workers(props: { workers: Worker[]; state: FleetState; opened: string |
     { title: text.fleet.kv, cell: ({ row }) => <Kv row={row} /> },
     { title: text.fleet.reads, cell: ({ row }) => perSecond(row.prefill_ms), isNumber: true },
     { title: text.fleet.writes, cell: ({ row }) => perSecond(row.decode_ms), isNumber: true },
+    {
+      title: text.fleet.tiers,
+      cell: ({ row }) =>
+        text.fleet.tier(
+          row.cache_ram_bytes ? bytes(row.cache_ram_bytes) : "",
+          row.cache_disk_bytes ? bytes(row.cache_disk_bytes) : "",
+        ),
+    },
     { title: text.fleet.adapters, cell: ({ row }) => row.adapters_resident.join(", ") },
     { title: text.fleet.up, cell: ({ row }) => span(now - row.started_at), isNumber: true },
   ];
