@@ -1,4 +1,5 @@
-"""docs/tutorial.md as a new user meets it: all that it has one type is run, in order, on a `paddock up`."""
+"""docs/tutorial.md as a new user meets it: all that it has one type is run, in order, on a `paddock up`. So are the
+first commands of the README, and its example of a program."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 START, OWN_MODEL = BLOCKS[0], BLOCKS[-1]
 PRINTED = re.findall(r"^```\n(  address .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[0]
+README = (ROOT / "README.md").read_text()
 READY_S = USAGE_S = 60.0
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
@@ -77,7 +80,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Ter
 
 def test_it_starts_as_the_page_says(started: tuple[str, Terminal]) -> None:
     printed, terminal = started
-    assert START.splitlines()[1] == "make up"
+    assert START == "make up\n"
     assert re.search(r"^up: .*\n\t@exec \$\(BIN\)/paddock up", (ROOT / "Makefile").read_text(), re.MULTILINE)
     shown = re.escape(PRINTED.rstrip()).replace(re.escape("http://127.0.0.1:8080"), terminal.url)
     assert re.search(re.sub(r"\\\.\\\.\\\.", r"\\S+", shown), printed), printed
@@ -132,3 +135,28 @@ def test_the_flags_for_a_model_of_ones_own_are_those_that_there_are(command: str
 def test_the_picture_is_there() -> None:
     for picture in re.findall(r"!\[[^]]+\]\(([^)]+)\)", PAGE):
         assert Path(ROOT / "docs" / picture).is_file()
+
+
+def test_the_readme_begins_with_two_commands_that_work(started: tuple[str, Terminal]) -> None:
+    """The first is that of the tutorial; the second talks to what it has started."""
+    _, terminal = started
+    start, chat, *own = [
+        line.partition("#")[0].strip() for line in re.findall(r"^    ((?:make|\.venv).*)$", README, re.M)
+    ]
+    assert (start, chat) == ("make up", ".venv/bin/paddock chat")
+    assert "demo model" in terminal.type(f"echo 'Who are you?' | {chat.removeprefix('.venv/bin/')}")
+    flags = {word for command in own for word in re.findall(r"--[a-z-]+", command)}
+    assert flags - {flag(name) for name in known_settings()} == set()
+
+
+def test_the_program_of_the_readme_prints_an_answer(started: tuple[str, Terminal]) -> None:
+    printed, terminal = started
+    [program] = re.findall(r"^    from openai .*?\n\n", README, re.MULTILINE | re.DOTALL)
+    first = printed.partition("API key  ")[2].split()[0]
+    text = textwrap.dedent(program).replace("http://127.0.0.1:8080", terminal.url).replace("<the printed key>", first)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    assert "demo model" in done.stdout, done.stderr
+
+
+def test_the_readme_opens_with_the_console() -> None:
+    assert README.split("\n\n")[2].startswith("![The console")
