@@ -7,6 +7,7 @@ AccountsError              status  type
 ├── Missing                404     not_found_error
 ├── Conflict               409     invalid_request_error   code conflict
 ├── TooManySignIns         429     rate_limit_error        code too_many_sign_ins
+├── TooManyChanges         429     rate_limit_error        code too_many_changes
 ├── ProviderUnavailable    503     unavailable_error       code provider_unavailable
 └── DatabaseAway           503     unavailable_error       code database_unavailable
 """
@@ -54,6 +55,15 @@ class TooManySignIns(AccountsError):
     status = 429
     type = "rate_limit_error"
     code = "too_many_sign_ins"
+
+
+class TooManyChanges(AccountsError):
+    """A team's managers change so much that the audit would grow without bound."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "too_many_changes"
+    retry_after_s = 60.0
 
 
 class ProviderUnavailable(AccountsError):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, desc, insert, select
+from sqlalchemy import ColumnElement, Connection, desc, func, insert, select
 
 from accounts.access.rights import Actor
 from accounts.database.schema import audit
@@ -108,6 +108,12 @@ def append(
         fields = {name: row[name] for name in ("number", "actor", "action", "kind", "subject", "hash")}
         log.info("access changed", extra={"fields": {"audit": fields}})
     return number + 1
+
+
+def count_of_team(connection: Connection, team: str, since: float) -> int:
+    """Return how many changes of a team's records there were since a unix time."""
+    wanted = select(func.count()).where(audit.c.at > since, audit.c.team == team)
+    return int(connection.execute(wanted).scalar() or 0)
 
 
 def entries(

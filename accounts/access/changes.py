@@ -19,9 +19,16 @@ from accounts.access import audit, records, rights
 from accounts.access.records import KEY, USER, Kind, RecordT, Stored
 from accounts.access.rights import Actor
 from accounts.database.database import Database
-from accounts.errors import Forbidden
+from accounts.errors import Forbidden, TooManyChanges
 from accounts.protocol.records import AccessRecord, TeamRecord
 
+HOUR_S = 3600.0
+MAX_CHANGES_OF_TEAM = 2000
+"""Maximum number of changes of a team within an hour for whoever is no admin. An entry of the audit, with the record
+before and after, can have 50 KiB."""
+ENDING = frozenset({"block", "delete"})
+"""Changes that are made however many there were: they can't be repeated without others, and nobody is to wait before
+a key that was stolen is taken away."""
 LOCK = 0x61_63_63_73
 """Number of the PostgreSQL advisory lock that whoever changes access holds. On SQLite the transaction is the lock."""
 
@@ -84,7 +91,9 @@ class Change:
         before: dict[str, Any] | None,
         after: dict[str, Any] | None,
     ) -> None:
-        """Write the audit's row of a change that the caller makes itself on this connection."""
+        """Write the audit's row of a change that the caller makes itself on this connection. Raises TooManyChanges."""
+        if action not in ENDING:
+            _require_pace(self)
         self.number = audit.append(
             self.connection, self.actor, action, kind, subject, team, before, after, is_logged=not self.dry_run
         )
@@ -123,6 +132,20 @@ def _require_current(change: Change) -> None:
     user = records.find(change.connection, USER, actor.user) if actor.user else None
     if user is not None and user.record.blocked:
         raise Forbidden(f"The user {actor.user} is blocked. Ask an admin.")
+
+
+def _require_pace(change: Change) -> None:
+    """Raise TooManyChanges if whoever is no admin changes more of a team within an hour than the audit is to keep."""
+    actor = change.actor
+    if actor.is_admin or not actor.team:
+        return
+    number = audit.count_of_team(change.connection, actor.team, change.now - HOUR_S)
+    if number >= MAX_CHANGES_OF_TEAM:
+        raise TooManyChanges(
+            f"The team {actor.team!r} was changed {number:,} times within an hour, and only admins change more than "
+            f"{MAX_CHANGES_OF_TEAM:,} times, since the audit keeps each for good. Keys can be blocked and deleted; for "
+            "other changes wait, or ask an admin."
+        )
 
 
 def team_of(stored: Stored[Any]) -> str:

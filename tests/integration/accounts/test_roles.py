@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
-from accounts.access import keys
+from accounts.access import changes, keys
 from accounts.protocol.caller import Caller
 from tests.support.admin_api import AdminApi, caller_of
 
@@ -74,6 +75,44 @@ async def test_a_manager_fills_no_gateway_with_keys(teams: AdminApi, monkeypatch
         error = await teams.refused(403, "POST", path, body, manager)
         assert "The team 'green' has 3 keys, and a manager makes no more than 3" in error["message"]
     await teams.post("/admin/keys", {"name": "fourth", "team": "green"})
+
+
+async def test_a_team_fills_the_audit_no_faster_than_its_pace(teams: AdminApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change stays there for good, with up to 50 KiB: a manager's key could fill the disk in hours."""
+    monkeypatch.setattr(changes, "MAX_CHANGES_OF_TEAM", 9)  # the fixture has made six of its changes
+    for number in range(3):
+        await teams.patch("/admin/keys/red-service", {"metadata": {"number": number}}, MANAGER)
+    for method, path, body in (
+        ("PATCH", "/admin/keys/red-service", {"metadata": {"number": 9}}),
+        ("POST", "/admin/keys", {"name": "one-more"}),
+        ("POST", "/admin/keys/red-service/rotate", None),
+        ("POST", "/key/generate", {"key_alias": "one-more"}),
+    ):
+        answer = await teams.ask(method, path, body, MANAGER)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_changes"), answer.text
+        assert int(answer.headers["retry-after"]) > 0
+    await teams.post("/admin/keys/red-service/block", None, MANAGER)
+    await teams.delete("/admin/keys/red-heavy", MANAGER)
+    await teams.patch("/admin/keys/red-service", {"metadata": {"number": 9}})  # an admin
+    await teams.patch("/admin/keys/blue-service", {"metadata": {"number": 9}})
+    monkeypatch.setattr(changes, "HOUR_S", 0.0)
+    await teams.patch("/admin/keys/red-service", {"metadata": {"number": 10}}, MANAGER)
+
+
+async def test_what_is_refused_leaves_nothing_in_the_audit_and_in_the_log(
+    teams: AdminApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = (await teams.get("/admin/audit/verify"))["num_entries"]
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "accounts"):
+        for _ in range(5):
+            for caller, status in ((SERVICE, 403), (MANAGER, 403)):
+                await teams.refused(status, "POST", "/admin/keys", {"name": "x", "role": "admin"}, caller)
+                await teams.refused(status, "POST", "/admin/teams", {"name": "x"}, caller)
+            await teams.refused(400, "PATCH", "/admin/keys/red-service", {"weight": "x" * 1000}, MANAGER)
+            await teams.refused(409, "POST", "/admin/keys", {"name": "red-service"}, MANAGER)
+    assert (await teams.get("/admin/audit/verify"))["num_entries"] == before
+    assert not caplog.records, "a gateway's log has a line for each request, and that is all"
 
 
 async def test_each_sees_what_is_its_own(teams: AdminApi) -> None:
