@@ -28,7 +28,7 @@ from workers.protocol import keys
 from workers.protocol.keys import HEARTBEAT_TTL_S
 from workers.protocol.residency import LIFE_S, TOLD_EVERY_S, Detail, ModelState, Why
 
-MODELS = ("small", "large", "coder", "writer", "fast", "other")
+MODELS = ("small", "large", "coder", "writer", "fast", "other", "late")
 CATALOG = "\n".join(
     [
         "models:",
@@ -321,15 +321,15 @@ async def test_a_call_that_nothing_loads_is_refused_at_once(stack: Stack, superv
 
 async def test_a_call_right_after_an_admin_s_load_waits(stack: Stack, supervisor: FakeSupervisor) -> None:
     """The supervisor has not told yet that it loads the model."""
-    async with asking(stack, "coder") as caller:
-        supervisor.tell(coder=CLOSED)
+    async with asking(stack, "late") as caller:
+        supervisor.tell(late=CLOSED)
         await status_of(caller, reason=CLOSED.why.whole)
         assert await posted(caller, "/models/load") == (200, {"success": True})
         held = asyncio.create_task(caller.whole(max_tokens=1))
         await asyncio.sleep(AT_ONCE_S + 2 * AWAITED_S)
         assert not held.done()
-        supervisor.tell(coder=loading(0.5))
-        process = stack.fake_worker("coder", *QUICK, worker_id="coder-w")
+        supervisor.tell(late=loading(0.5))
+        process = stack.fake_worker("late", *QUICK, worker_id="late-w")
         assert (await asyncio.wait_for(held, 10))[0] == 200
         assert await posted(caller, "/models/unload") == (200, {"success": True})
         process.kill()
@@ -358,8 +358,8 @@ async def test_a_kept_model_that_an_admin_has_unloaded_refuses_at_once() -> None
 
 async def test_an_admin_s_call_loads_what_calls_don_t(stack: Stack, supervisor: FakeSupervisor) -> None:
     async with asking(stack, "coder") as caller:
-        supervisor.tell(coder=ModelState(status="unloaded"))
-        await status_of(caller, value="unloaded")
+        supervisor.tell(coder=ModelState(status="unloaded", why=Why.of("nobody calls it")))
+        await status_of(caller, reason="nobody calls it")
         url = f"{caller.url}/v1/chat/completions"
 
         async def post(word: str) -> int:
