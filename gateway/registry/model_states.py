@@ -52,7 +52,7 @@ MOST_BYTES = 8 << 20
 """Limits of one reading: a worker under an attacker's control can write anything there."""
 
 LOADED, LOADING, UNLOADED = (ModelState(status=status) for status in ("loaded", "loading", "unloaded"))
-ORDER: tuple[ModelStatus, ...] = ("loaded", "loading", "failed", "unloaded")
+ORDER: tuple[ModelStatus, ...] = ("loaded", "loading", "sleeping", "failed", "unloaded")
 """Which of several machines' states is the model's: the first of these that there is."""
 
 
@@ -194,10 +194,15 @@ class ModelStates:
         return model in self._meant() and bool(self.machines(model))
 
     def comes(self, model: str) -> bool:
-        """Return whether the model gets a worker whether or not a call waits: one loads, or has loaded a moment ago, or
-        calls don't load it."""
+        """Return whether the model gets a worker whether or not a call may load it: one loads, or has loaded a moment
+        ago, or it sleeps, which any call ends, or calls don't load it."""
         state = self.of(model)
-        return state is None or state.status in ("loading", "loaded")
+        return state is None or state.status in ("loading", "loaded", "sleeping")
+
+    def sleeps(self, model: str) -> bool:
+        """Return whether the model has no worker, and its weights are kept in memory."""
+        state = self.of(model)
+        return state is not None and state.status == "sleeping"
 
     def loading(self, model: str) -> str:
         """Return how far the model is loaded, as a waiting caller is told it: `loading=43%`, `loading` where that is

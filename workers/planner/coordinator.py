@@ -164,7 +164,8 @@ class Coordinator:
             if machine == self._machine:
                 continue
             told_at, last = self._ordered.get(machine, (float("-inf"), None))
-            urgent = (orders.starts, orders.leaving, orders.reserved, orders.released, _reasons(orders))
+            given = (orders.starts, orders.leaving, orders.forgotten, orders.reserved, orders.released)
+            urgent = (*given, _reasons(orders))
             if urgent != last or clock - told_at >= TOLD_EVERY_S:
                 due[machine] = orders
                 self._ordered[machine] = (clock, urgent)
@@ -193,8 +194,8 @@ def replace_catalog(report: MachineReport, digest: str) -> MachineReport:
 def _urgent(report: MachineReport) -> object:
     """Return what the planner had better hear of at once."""
     workers = [(worker.id, worker.status, worker.is_settling, worker.is_stale) for worker in report.workers]
-    failures = [*report.failures]
-    return (report.boot, report.fence, report.done, report.catalog, report.is_leaving, workers, failures)
+    told = [*report.failures], report.asleep
+    return (report.boot, report.fence, report.done, report.catalog, report.is_leaving, workers, told)
 
 
 def _without_progress(states: MachineModels) -> dict[str, ModelState]:

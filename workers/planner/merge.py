@@ -122,8 +122,11 @@ def _machine(name: str, view: MachineView) -> Machine:
 def _models(machines: Mapping[str, MachineView], described: Described) -> Iterable[Model]:
     loaded: set[str] = set()
     left: dict[str, float] = {}
-    for view in machines.values():
+    asleep: dict[str, set[str]] = {}
+    for machine, view in machines.items():
         loaded.update(view.report.loaded)
+        for model in view.report.asleep:
+            asleep.setdefault(model, set()).add(machine)
         for model, at in view.report.left.items():
             left[model] = max(left.get(model, NEVER), at + view.lag_s)
     for name, one in described.models.items():
@@ -131,6 +134,7 @@ def _models(machines: Mapping[str, MachineView], described: Described) -> Iterab
             *(name, one.policy, one.need, one.machines),
             was_loaded=name in loaded,
             left_at=left.get(name, NEVER),
+            asleep_on=frozenset(asleep.get(name, ())),
             needs=one.needs,
         )
 

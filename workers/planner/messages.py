@@ -73,6 +73,8 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     failures: Annotated[dict[str, ToldFailure], Meta(max_length=MAX_MODELS)] = {}
     loaded: Annotated[tuple[str, ...], Meta(max_length=MAX_MODELS)] = ()
     """Models that have been loaded since the supervisor's start."""
+    asleep: Annotated[tuple[str, ...], Meta(max_length=MAX_MODELS)] = ()
+    """Models whose weights are kept in main memory, without a worker."""
     left: Annotated[dict[str, float], Meta(max_length=MAX_MODELS)] = {}
     """Model -> when a worker of it last stopped taking calls."""
 
@@ -150,6 +152,10 @@ class MachineOrders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     starts: tuple[StartOrder, ...] = ()
     leaving: dict[str, Why] = {}
     """Worker -> why it stops once its calls have ended."""
+    sleeping: tuple[str, ...] = ()
+    """Those of them whose models' weights are to stay in main memory."""
+    forgotten: tuple[str, ...] = ()
+    """Models whose weights are to stay there no more."""
     reserved: dict[str, Why] = {}
     """Worker -> why it takes no new calls for now."""
     released: dict[str, Why] = {}

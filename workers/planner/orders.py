@@ -21,6 +21,8 @@ class Orders:
     started_at: dict[str, float] = field(default_factory=dict)
     """Worker -> when it was ordered."""
     leaving: dict[str, Why] = field(default_factory=dict)
+    sleeping: set[str] = field(default_factory=set)
+    """Those of `leaving` whose models' weights stay in memory."""
     reserved: dict[str, Why] = field(default_factory=dict)
     released: dict[str, Why] = field(default_factory=dict)
 
@@ -38,6 +40,7 @@ class Orders:
         self.leaving = {
             worker: why for worker, why in self.leaving.items() if status.get(worker, "draining") != "draining"
         }
+        self.sleeping &= self.leaving.keys()
         self.reserved = {worker: why for worker, why in self.reserved.items() if status.get(worker) == "ready"}
         self.released = {worker: why for worker, why in self.released.items() if status.get(worker) == "reserved"}
 
@@ -59,6 +62,8 @@ class Orders:
             case Stop() | Drain():
                 self._forget(action.worker)
                 self.leaving[action.worker] = action.why
+                if isinstance(action, Stop) and action.sleeps:
+                    self.sleeping.add(action.worker)
             case Reserve():
                 self._forget(action.worker)
                 self.reserved[action.worker] = action.why
@@ -79,8 +84,10 @@ class Orders:
             )
         return tuple(found)
 
-    def message(self, now: float, fence: int, planner: str, waits: Mapping[str, ToldWait]) -> MachineOrders:
-        """Return the orders as they are told to the machine."""
+    def message(
+        self, now: float, fence: int, planner: str, waits: Mapping[str, ToldWait], forgotten: Iterable[str] = ()
+    ) -> MachineOrders:
+        """Return the orders as they are told to the machine. `forgotten`: models whose weights it keeps no more."""
         return MachineOrders(
             at=now,
             fence=fence,
@@ -88,6 +95,8 @@ class Orders:
             boot=self.boot,
             starts=tuple(self.starts),
             leaving=dict(self.leaving),
+            sleeping=tuple(sorted(self.sleeping)),
+            forgotten=tuple(forgotten),
             reserved=dict(self.reserved),
             released=dict(self.released),
             waits=dict(waits),
@@ -110,7 +119,9 @@ class Orders:
     def _forget(self, worker: str) -> None:
         for orders in (self.leaving, self.reserved, self.released):
             orders.pop(worker, None)
+        self.sleeping.discard(worker)
 
     def _forget_workers(self) -> None:
         for orders in (self.leaving, self.reserved, self.released):
             orders.clear()
+        self.sleeping.clear()

@@ -175,7 +175,8 @@ class Planner:
     def _message(self, name: str, view: MachineView, waits: Mapping[str, ToldWait], now: float) -> MachineOrders:
         if waits and view.catalog is not None:
             waits = {model: wait for model, wait in waits.items() if model in view.catalog.models}
-        return self._orders[name].message(now, self.fence, self.machine, waits)
+        forgotten = [model for model in view.report.asleep if model in self.unloaded]
+        return self._orders[name].message(now, self.fence, self.machine, waits, forgotten)
 
     def _digest(self, machine: str) -> str:
         return self._catalogs[machine][0] if machine in self._catalogs else ""

@@ -28,8 +28,9 @@ LONGEST_TOLD = 2 << 20
 MAX_TEAMS = 64
 """Maximum number of teams that are told of a model; those that have waited longest are."""
 
-ModelStatus = Literal["unloaded", "loading", "loaded", "failed"]
-"""State of a model on one machine, by llama-server's names."""
+ModelStatus = Literal["unloaded", "loading", "loaded", "sleeping", "failed"]
+"""State of a model on one machine, by llama-server's names. `sleeping`: it has no worker, and its weights are kept in
+main memory."""
 
 
 class Detail(msgspec.Struct, frozen=True):

@@ -137,9 +137,9 @@ def _start(scene: Scene, wish: Wish, machines: Sequence[Machine]) -> bool:
     return False
 
 
-def _fit(scene: Scene, wish: Wish, machine: Machine) -> tuple[int, int, int] | None:
-    """Return what machines are compared by: few workers of the same models, few devices, little left over there; None:
-    the wish does not fit on this one now."""
+def _fit(scene: Scene, wish: Wish, machine: Machine) -> tuple[int, bool, int, int] | None:
+    """Return what machines are compared by: few workers of the same models, the weights in memory, few devices, little
+    left over there; None: the wish does not fit on this one now."""
     models = _missing(scene, wish, machine)
     if scene.has_rules and broken_rules(scene, machine.id, models, scene.present(machine.id)):
         return None
@@ -151,7 +151,8 @@ def _fit(scene: Scene, wish: Wish, machine: Machine) -> tuple[int, int, int] | N
             return None
         num_devices, left = num_devices + fit[0], left + fit[1]
     same = sum(worker.machine == machine.id for model in models for worker in scene.of_model.get(model, ()))
-    return same, num_devices, left
+    is_awake = not any(machine.id in scene.models[model].asleep_on for model in models)
+    return same, is_awake, num_devices, left
 
 
 def _devices_of(scene: Scene, model: str, machine: Machine) -> set[str]:

@@ -27,10 +27,10 @@ def leave_by_rule(scene: Scene) -> None:
         _past_ttl(scene, model.name)
 
 
-def dismiss(scene: Scene, worker: Worker, why: Why, wanted_by: str = "") -> None:
+def dismiss(scene: Scene, worker: Worker, why: Why, wanted_by: str = "", *, sleeps: bool = False) -> None:
     """Stop a worker that has no calls, drain one that has some."""
     if not worker.is_busy:
-        scene.actions.append(Stop(worker.id, worker.model, worker.shares, why, wanted_by))
+        scene.actions.append(Stop(worker.id, worker.model, worker.shares, why, wanted_by, sleeps))
     else:
         scene.actions.append(Drain(worker.id, worker.model, why))
     scene.leave(worker)
@@ -118,7 +118,8 @@ def _past_ttl(scene: Scene, name: str) -> None:
         for each in unit:
             if each.id not in scene.leaving:
                 idle = seconds(scene.now - each.idle_since)
-                dismiss(scene, each, Why.of((each.model,), f" has had no call for {idle}"))
+                sleeps = scene.models[each.model].policy.idle == "sleep" and scene.count_usable(each.model) == 1
+                dismiss(scene, each, Why.of((each.model,), f" has had no call for {idle}"), sleeps=sleeps)
 
 
 def _is_past_ttl(scene: Scene, worker: Worker) -> bool:

@@ -84,6 +84,8 @@ class Model:
     left_at: float = NEVER
     """When its last worker stopped taking calls. Calls that wait count from then, so that a model that had its turn
     lines up behind those that still wait for theirs."""
+    asleep_on: frozenset[str] = frozenset()
+    """Machines that keep its weights in main memory, where it loads quickest."""
     needs: Mapping[str, Need] = field(default_factory=lambda: MappingProxyType({}))
     """Machine -> what a worker takes there, where that is not `need`: it can depend on the machine's memory."""
 

@@ -54,6 +54,8 @@ class Stop:
     why: Why
     wanted_by: str = ""
     """The model that takes its place; empty: it leaves for its own reasons."""
+    sleeps: bool = False
+    """Whether the model's weights are to stay in main memory."""
 
 
 @dataclass(frozen=True, slots=True)

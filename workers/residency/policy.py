@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -38,6 +38,13 @@ class Residency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "memory is wanted",
         ),
     ] = 0.0
+    idle: Annotated[
+        Literal["unload", "sleep"],
+        Meta(
+            description="what becomes of the model after `ttl_s`. `sleep`: its last worker leaves, and its weights "
+            "stay in main memory until that is needed"
+        ),
+    ] = "unload"
     priority: Annotated[int, Meta(ge=-100, le=100, description="models of a higher one load first and leave last")] = 0
     group: Annotated[Name, Meta(description="one of the catalog's `groups`")] | None = None
     pinned: Annotated[bool, Meta(description="once loaded it stays, whoever wants its memory")] = False
@@ -116,6 +123,10 @@ def own_faults(residency: Residency, workers: int) -> Iterator[str]:
         yield f"`residency.min` is {residency.min} and at most {most} may run; lower `min`, or raise `residency.max`"
     if residency.preload and residency.min:
         yield "`residency.preload` has no use beside a `min`, whose workers load at the start; remove one of the two"
+    if residency.idle == "sleep" and not residency.ttl_s:
+        yield "`residency.idle` is sleep, and without `ttl_s` the model is never idle long enough; set `ttl_s`"
+    if residency.idle == "sleep" and residency.min:
+        yield "`residency.idle` is sleep, and `min` keeps a worker loaded; remove one of the two"
     if residency.pinned and residency.ttl_s:
         yield "`residency.pinned` keeps the model, `ttl_s` lets it leave; remove one of the two"
 

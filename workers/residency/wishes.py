@@ -172,7 +172,7 @@ def _may_load(scene: Scene, model: Model, wish: Wish) -> bool:
             why = Why.of("an admin has unloaded ", (name,), "; POST /models/load loads it again")
             scene.wait(Wait(name, "unloaded", why))
         return False
-    if wish.cause == "call" and not (model.policy.autoload or is_admins):
+    if wish.cause == "call" and not (model.policy.autoload or is_admins or model.asleep_on):
         scene.wait(Wait(name, "autoload", not_by_calls(name)))
         return False
     if failure is not None and not scene.candidates(model):

@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 
 from workers.footprint.devices import HOST, DeviceProvider, DeviceState, providers
-from workers.footprint.learned import FILE, Learned
+from workers.footprint.learned import FILE, Learned, files_of
 from workers.footprint.taken import taken_bytes
 from workers.models.catalog import Catalog
 from workers.models.files import parts
@@ -38,18 +38,19 @@ from workers.planner.messages import (
     ToldWorker,
 )
 from workers.protocol import residency
-from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.residency import MachineModels, ModelDemand, ModelState, Why
 from workers.residency.ledger import free_bytes
-from workers.residency.picture import CPU, NEVER, Device, Failure, Share, Status
+from workers.residency.picture import CPU, NEVER, Device, Failure, Share, Worker
 from workers.residency.policy import Group
 from workers.residency.scene import gib
 from workers.settings import SupervisorSettings
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.loading.history import STABLE_S, Death, History
+from workers.supervisor.loading.keepers import Keepers
 from workers.supervisor.loading.load_watch import LoadWatch, mapped_size
 from workers.supervisor.loading.model_state import Refused, state_of
 from workers.supervisor.loading.readings import Readings
+from workers.supervisor.loading.resident import Resident, WallClock
 from workers.supervisor.needs import Needs, bounds_of, memory_of
 from workers.supervisor.output import Console
 from workers.supervisor.plan import PlannedWorker, Site, is_served_alike
@@ -67,55 +68,6 @@ START_TIMEOUT_S = 30.0
 """Seconds after which a worker without a process counts as one that can't be started: its disk is full, say."""
 RESERVE_SHARE = 0.02
 """Share of a device that is left to others."""
-LEAST_MOVE_S = 1.0
-"""Seconds by which the wall clock must have been set for times of this supervisor to be set as well."""
-
-
-@dataclass(slots=True)
-class _Resident:
-    """A worker that was started here, until its process is gone."""
-
-    id: str
-    """The planner's name for it. Another worker may get its place, and so its id in the fleet, once it is gone."""
-    worker: PlannedWorker
-    shares: tuple[Share, ...]
-    since: float
-    status: Status = "loading"
-    last_used: float = NEVER
-    num_running: int = 0
-    load_s: float = 0.0
-    """Seconds that loading it took; 0: it loads."""
-    beat: Heartbeat | None = None
-    """The last heartbeat that was read."""
-    released_at: float = 0.0
-    """When it was last released, after it had been reserved; 0: never."""
-    seen_bytes: int = 0
-    """While it loads: what main memory has given it so far."""
-    is_stable: bool = False
-    watch: LoadWatch | None = None
-    replaces: str = ""
-    """Id of the worker with outdated settings whose place it takes."""
-    is_told_reserved: bool = False
-    """Whether its heartbeat says that it gets no new calls."""
-    told_at: float = NEVER
-    """When it was last told whether it is reserved."""
-    settles_at: float = NEVER
-    """Until when a call may be on its way to it: gateways hear late that it is reserved."""
-
-
-@dataclass(slots=True)
-class _WallClock:
-    """Notices when the wall clock is set, or the machine was asleep."""
-
-    _lead_s: float = field(default_factory=lambda: time.time() - time.monotonic())
-
-    def moved_s(self) -> float:
-        """Return the seconds by which it was set since the last time that this returned some; 0: it was not."""
-        moved_s = time.time() - time.monotonic() - self._lead_s
-        if abs(moved_s) < LEAST_MOVE_S:
-            return 0.0
-        self._lead_s += moved_s
-        return moved_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +101,11 @@ class Residents:
         self._needs = needs
         self._providers = providers
         self._readings = Readings(needs, providers)
+        self._keepers = Keepers(console.say)
         self._console = console
         self._models: dict[str, ModelSpec] = {}
         self._past: dict[str, History] = {}
-        self._residents: dict[str, _Resident] = {}
+        self._residents: dict[str, Resident] = {}
         self._boot = secrets.token_hex(8)
         self._fence, self._done = 0, 0
         """The highest number of a planner that was heard of, and of its orders to start that were dealt with."""
@@ -161,7 +114,7 @@ class Residents:
         self._devices: tuple[Device, ...] = ()
         self._catalog = MachineCatalog(models={})
         self._others = {device.id: _others(device) for device in needs.devices}
-        self._clock = _WallClock()
+        self._clock = WallClock()
         self._changed = asyncio.Event()
         """Set when something happened that is not read from Redis."""
         self.serve(models, rules)
@@ -178,6 +131,7 @@ class Residents:
             before = self._models.get(model.name)
             if before is None or not is_served_alike(model, before):
                 self._past_of(model.name).forgive()
+                self._keepers.end(model.name, "its settings have changed")
         self._models, self._rules = {model.name: model for model in models}, rules
         self._needs.models_max = rules.models_max
         self._needs.serve(models)
@@ -228,6 +182,7 @@ class Residents:
             finally:
                 for task in beside:
                     task.cancel()
+                self._keepers.close()
                 await coordinator.leave()
 
     async def _keep(self, supervisor: Supervisor, fleet: Fleet, coordinator: Coordinator) -> None:
@@ -280,18 +235,22 @@ class Residents:
         for model in look.asked.keys() & self._models.keys():
             self._past_of(model).note_asked(look.asked[model])
         self._needs.want([*demand, *look.asked])
+        self._keepers.look()
         self._devices = tuple(map(self._device, self._devices_now()))
+        self._tend_sleepers()
         pids = supervisor.pids
         self._readings.keep(pids.values())
         for name, resident in list(self._residents.items()):
             if resident.status == "draining":
                 if name not in pids:
                     del self._residents[name]
+                    self._sleep(resident)
                 continue
             beat = look.beats.get(resident.worker.worker_id)
             if beat is not None and resident.status == "loading":
                 resident.status, resident.since, resident.load_s = "ready", now, max(0.0, now - resident.since)
                 self._past_of(resident.worker.model.name).note_loaded()
+                self._keepers.end(resident.model, "it is loaded")
             elif resident.status == "ready" and not resident.is_stable and now - resident.since > STABLE_S:
                 resident.is_stable = True
                 self._past_of(resident.worker.model.name).note_stable()
@@ -306,7 +265,7 @@ class Residents:
                 resident.beat = beat
             self._measure(resident, pids.get(name), supervisor, now)
 
-    def _measure(self, resident: _Resident, pid: int | None, supervisor: Supervisor, now: float) -> None:
+    def _measure(self, resident: Resident, pid: int | None, supervisor: Supervisor, now: float) -> None:
         """Look how far a worker is that loads, and end it if it hangs; have the memory of others read now and then."""
         if resident.status != "loading":
             if pid is not None:
@@ -329,7 +288,7 @@ class Residents:
     def _past_of(self, model: str) -> History:
         return self._past.setdefault(model, History(model))
 
-    def _give_up(self, resident: _Resident, pause_s: float) -> None:
+    def _give_up(self, resident: Resident, pause_s: float) -> None:
         """Have no worker in this place, as its model has failed."""
         model = resident.worker.model.name
         resident.status = "draining"
@@ -346,12 +305,17 @@ class Residents:
             self._fence, self._done = orders.fence, 0
         clock = time.monotonic()
         self._waits = (orders.at, clock if orders.at != self._waits[0] else self._waits[1], orders.waits)
+        for model in orders.forgotten:
+            self._keepers.end(model, "an admin has unloaded it")
         for start in orders.starts:
             if start.number > self._done:
+                if self._makes_room(start):
+                    break  # it is told again
                 self._done = start.number
                 self._start(start, supervisor, now)
         for resident in self._residents.values():
             if (why := orders.leaving.get(resident.id)) and resident.status != "draining":
+                resident.sleeps = resident.id in orders.sleeping
                 self._dismiss(resident.worker.name, why, now)
             elif (why := orders.reserved.get(resident.id)) and resident.status == "ready":
                 self._reserve(resident, why, now, is_reserved=True)
@@ -390,10 +354,63 @@ class Residents:
         )
         size = mapped_size(parts(Path(worker.model.path or ""))) if worker.model.llama.use_mmap else 0
         watch = LoadWatch(supervisor.record_of(worker), size, now)
-        self._residents[worker.name] = _Resident(
+        self._residents[worker.name] = Resident(
             start.worker, worker, start.shares, now, replaces=start.replaces, watch=watch
         )
         self._console.say(f"paddock: {start.model} is loaded: {start.why.whole}")
+
+    def _host_room(self, but: str = "") -> int:
+        """Return the bytes of main memory that a worker may take as long as all sleeping models sleep on, but this one
+        whose pages it uses."""
+        host = next((device for device in self._devices if device.id == CPU), None)
+        if host is None:
+            return 0
+        used = {but, *(each.model for each in self._residents.values() if each.status == "loading" and each.maps_files)}
+        return free_bytes(host, self._held_of(CPU)) - self._keepers.taken_bytes(used)
+
+    def _held_of(self, device: str) -> list[tuple[Worker, Share]]:
+        """Return the workers that take a part of a device, each with that part."""
+        workers = [worker_of(self._told(each), self._site.host, 0.0) for each in self._residents.values()]
+        return [(each, part) for each in workers for part in each.shares if part.device == device]
+
+    def _sleep(self, resident: Resident) -> None:
+        """Keep the weights of a model whose last worker has just left in main memory, if they are to stay and fit."""
+        model = resident.model
+        is_there = any(each.model == model for each in self._residents.values())
+        if not resident.sleeps or is_there or model not in self._models or not self._needs.holds(model):
+            return
+        files = [*files_of(resident.worker.model)]
+        size, room = mapped_size(files), self._host_room()
+        if size > room:
+            least = f"they take {gib(size)}, and {gib(max(0, room))} are free"
+            self._console.say(f"paddock: the weights of {model} are not kept in memory: {least}")
+        elif size:
+            self._keepers.start(model, files, size, is_shared=resident.maps_files)
+            self._console.say(f"paddock: {model} sleeps; its weights ({gib(size)}) are kept in memory")
+
+    def _tend_sleepers(self) -> None:
+        """Keep no weights that nobody could load any more, or whose memory others need."""
+        for model in self._keepers.models:
+            if model not in self._models:
+                self._keepers.end(model, "the catalog does not have it any more")
+            elif model in self._needs.found and not self._needs.holds(model):
+                self._keepers.end(model, "its file has changed")
+        is_moving = self._keepers.is_ending or self._keepers.is_reading
+        if self._keepers.models and not is_moving and self._host_room() < 0:
+            self._keepers.end_first("others need the memory")
+
+    def _makes_room(self, start: StartOrder) -> bool:
+        """End keepers of sleeping models in whose memory a worker is to be loaded. Return whether that takes a
+        moment."""
+        need = sum(share.bytes for share in start.shares if share.device == CPU)
+        prediction = self._needs.found.get(start.model)
+        if not need or prediction is None:
+            return False
+        is_shared = prediction.spec.llama.use_mmap and all(share.device == CPU for share in start.shares)
+        while need > self._host_room(start.model if is_shared else "") and not self._keepers.is_ending:
+            if not self._keepers.end_first(f"{start.model} is loaded", but=start.model):
+                break
+        return self._keepers.is_ending
 
     def _hindrance(self, start: StartOrder) -> str:
         """Return why a worker can't be started now; empty: it can."""
@@ -401,14 +418,11 @@ class Residents:
             return "the catalog of this machine does not have it any more"
         if not self._needs.holds(start.model):
             return "its file has changed, and its memory is predicted anew"
-        host = self._site.host
-        workers = [worker_of(self._told(each), host, 0.0) for each in self._residents.values()]
         for share in start.shares:
             device = next((each for each in self._devices if each.id == share.device), None)
             if device is None:
                 return f"this machine has no {share.device}"
-            held = [(each, part) for each in workers for part in each.shares if part.device == share.device]
-            free = free_bytes(device, held)
+            free = free_bytes(device, self._held_of(share.device))
             if share.bytes > free:
                 return f"it takes {gib(share.bytes)} of {share.device}, and {gib(max(0, free))} are free by now"
         return ""
@@ -421,7 +435,7 @@ class Residents:
             self._past_of(model).left_at = now
         self._console.say(f"paddock: {name} of {model} leaves: {why.whole}")
 
-    def _reserve(self, resident: _Resident, why: Why, now: float, *, is_reserved: bool) -> None:
+    def _reserve(self, resident: Resident, why: Why, now: float, *, is_reserved: bool) -> None:
         resident.status, resident.told_at = "reserved" if is_reserved else "ready", NEVER
         resident.settles_at = math.inf if is_reserved and not resident.is_told_reserved else now + SETTLE_S
         calls = "no more calls" if is_reserved else "calls again"
@@ -449,6 +463,7 @@ class Residents:
             workers=tuple(map(self._told, self._residents.values())),
             failures={model: ToldFailure(not_before=each.not_before, why=each.why) for model, each in failures.items()},
             loaded=tuple(model for model, past in self._past.items() if past.was_loaded),
+            asleep=self._keepers.models,
             left={model: past.left_at for model, past in self._past.items() if past.left_at != NEVER},
         )
 
@@ -478,6 +493,8 @@ class Residents:
         """Return the devices as they are now. One that can't be read just now counts as it was, with workers' memory
         as the only memory in use: whoever waits for it is not told that the machine has none."""
         read = {state.id: state for provider in self._providers for state in provider.devices()}
+        if (host := read.get(HOST)) is not None:  # sleeping models leave for whoever needs their memory
+            read[HOST] = replace(host, free=min(host.total, host.free + self._keepers.locked_bytes))
         if not self._residents:  # what is in use now is others', and may be less than at the start
             for state in read.values():
                 self._others[state.id] = min(_others(state), self._others.get(state.id, state.total))
@@ -489,7 +506,7 @@ class Residents:
         others = self._others.get(state.id, int(RESERVE_SHARE * state.total))
         return Device(id_, state.total, state.free, others, state.is_trusted)
 
-    def _told(self, resident: _Resident) -> ToldWorker:
+    def _told(self, resident: Resident) -> ToldWorker:
         return ToldWorker(
             id=resident.id,
             name=resident.worker.worker_id,
@@ -506,12 +523,12 @@ class Residents:
             released_at=resident.released_at,
         )
 
-    def _is_stale(self, resident: _Resident) -> bool:
+    def _is_stale(self, resident: Resident) -> bool:
         """Return whether a worker has other settings than its model, with which that can be loaded."""
         prediction = self._needs.found.get(resident.worker.model.name)
         return prediction is not None and not is_served_alike(prediction.wanted, resident.worker.wanted)
 
-    def _shares(self, resident: _Resident) -> tuple[Share, ...]:
+    def _shares(self, resident: Resident) -> tuple[Share, ...]:
         """Return the worker's shares; while it loads, with what main memory has given it so far."""
         if resident.status != "loading":
             return resident.shares
@@ -537,6 +554,7 @@ class Residents:
             Refused(self._needs.refused.get(model, Why()), self._needs.retry_at.get(model, 0.0)),
             wait,
             now,
+            kept_bytes=self._keepers.size_of(model),
             needs_admin=self._needs_admin(model),
             with_log=with_log,
         )

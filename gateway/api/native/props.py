@@ -84,7 +84,8 @@ class ModelRoutes:
         call = self._reader.call(principal, document, scope, strict=True)
         runs = any(not beat.draining for beat in self._queries.workers(call.model))
         # Supervisors act with a delay: a caller who undoes a load or unload before they act must not get this error.
-        if runs == load and await self._desired.is_unloaded(call.model) != load:
+        is_there = runs or (not load and self._states.sleeps(call.model))
+        if is_there == load and await self._desired.is_unloaded(call.model) != load:
             state = "loaded already" if runs else "not loaded"
             raise InvalidRequest(f"The model `{call.alias}` is {state}.", param="model")
         if self._states.is_on_demand(call.model):

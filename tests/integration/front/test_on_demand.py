@@ -28,7 +28,7 @@ from workers.protocol import keys
 from workers.protocol.keys import HEARTBEAT_TTL_S
 from workers.protocol.residency import LIFE_S, TOLD_EVERY_S, Detail, ModelState, Why
 
-MODELS = ("small", "large", "coder", "writer", "fast", "other", "late")
+MODELS = ("small", "large", "coder", "writer", "fast", "other", "late", "sleepy")
 CATALOG = "\n".join(
     [
         "models:",
@@ -354,6 +354,25 @@ async def test_a_kept_model_that_an_admin_has_unloaded_refuses_at_once() -> None
             process = stack.fake_worker("kept", *QUICK, worker_id="kept-w")
             assert (await asyncio.wait_for(held, 10))[0] == 200
             process.kill()
+
+
+async def test_a_sleeping_model_is_shown_wakes_and_is_unloaded(stack: Stack, supervisor: FakeSupervisor) -> None:
+    async with asking(stack, "sleepy") as caller, caller.session.get(f"{caller.url}/models/sse") as response:
+        supervisor.tell(sleepy=ModelState(status="sleeping", why=Why.of("its weights are in memory")))
+        assert (await Events(response).until("sleepy", "sleeping"))["data"]["reason"] == "its weights are in memory"
+        await status_of(caller, value="sleeping")
+        for _ in range(2):  # the second one finds the mark of the first
+            assert await posted(caller, "/models/unload") == (200, {"success": True})
+        assert (await got(caller, "/admin/explain?model=sleepy"))["residency"]["status"] == "sleeping"
+        assert (await got(caller, "/admin/fleet"))["models"]["sleepy"]["status"] == "sleeping"
+        # It wakes for whoever may not load it, too: it counts as loaded.
+        url = f"{caller.url}/v1/chat/completions?autoload=false"
+        held = asyncio.create_task(caller.session.post(url, json=caller.body(max_tokens=1)))
+        await until(lambda: supervisor.num_waiting("sleepy") == 1, 2.0, "it waits")
+        process = stack.fake_worker("sleepy", *QUICK, worker_id="sleepy-w")
+        async with await asyncio.wait_for(held, 10) as answer:
+            assert answer.status == 200
+        process.kill()
 
 
 async def test_an_admin_s_call_loads_what_calls_don_t(stack: Stack, supervisor: FakeSupervisor) -> None:

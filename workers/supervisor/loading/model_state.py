@@ -9,6 +9,7 @@ from workers.planner.messages import ToldWait
 from workers.protocol.residency import ModelState, ModelStatus, Why
 from workers.residency.picture import Status
 from workers.residency.plan import HOPELESS
+from workers.residency.scene import gib
 from workers.residency.wishes import not_by_calls
 from workers.supervisor.loading.history import History
 
@@ -32,11 +33,13 @@ def state_of(
     wait: ToldWait | None,
     now: float,
     *,
+    kept_bytes: int = 0,
     needs_admin: bool,
     with_log: bool,
 ) -> ModelState:
     """Return a model's state. `workers`: the states of its workers here; `progress`: how far the one that loads is;
-    `wait`: what keeps it from being loaded, as the planner says; `needs_admin`: whether no call loads it."""
+    `wait`: what keeps it from being loaded, as the planner says; `kept_bytes`: those of its weights that stay in memory
+    while it sleeps; `needs_admin`: whether no call loads it."""
     failure, last = past.pending(now), past.last
     status: ModelStatus = "unloaded"
     if "ready" in workers or "reserved" in workers:
@@ -45,10 +48,14 @@ def state_of(
         status = "loading"
     elif failure is not None or refused.why:
         status = "failed"
+    elif kept_bytes:
+        status = "sleeping"
     needs_admin = needs_admin and status == "unloaded"
     before = last.why if last is not None and status != "loaded" else None
-    closed = not_by_calls(model) if needs_admin else None
-    whys = (refused.why, None if failure is None else failure.why, None if wait is None else wait.why, before, closed)
+    rests = not_by_calls(model) if needs_admin else None
+    if status == "sleeping":
+        rests = Why.of((model,), f" sleeps; its weights ({gib(kept_bytes)}) are in memory")
+    whys = (refused.why, None if failure is None else failure.why, None if wait is None else wait.why, before, rests)
     is_hopeless = bool(refused.why) or needs_admin or (wait is not None and wait.reason in HOPELESS)
     return ModelState(
         status=status,

@@ -15,6 +15,7 @@ from workers.protocol.residency import Detail, ModelState, Why, encode
 LOADED, UNLOADED = ModelState(status="loaded"), ModelState(status="unloaded")
 LOADING = ModelState(status="loading", progress=0.25, why=Why.of("2 calls wait"))
 FAILED = ModelState(status="failed", why=Why.of("out of memory"), retry_at=1000.0)
+SLEEPING = ModelState(status="sleeping", why=Why.of("it sleeps"))
 TOO_LARGE = ModelState(status="unloaded", why=Why.of("no machine has the memory"), is_hopeless=True)
 
 
@@ -24,6 +25,11 @@ def test_the_best_state_is_the_models() -> None:
     assert merged([FAILED, UNLOADED]).why.whole == "out of memory"
     assert merged([LOADING, ModelState(status="loading", progress=0.5)]).progress == 0.5
     assert merged([FAILED, ModelState(status="failed", retry_at=900.0)]).retry_at == 900.0
+
+
+def test_a_model_sleeps_where_no_machine_has_it_loaded_or_loads_it() -> None:
+    assert merged([UNLOADED, SLEEPING, FAILED]).status == "sleeping"
+    assert merged([SLEEPING, LOADING]).status == "loading"
 
 
 def test_a_model_is_hopeless_only_where_all_machines_say_so() -> None:
@@ -60,6 +66,7 @@ def test_a_wait_that_was_too_long_has_its_reason() -> None:
         (LOADED, {"value": "loaded"}),
         (UNLOADED, {"value": "unloaded"}),
         (ModelState(status="loading"), {"value": "loading"}),
+        (SLEEPING, {"value": "sleeping", "reason": "it sleeps"}),
         (
             LOADING,
             {

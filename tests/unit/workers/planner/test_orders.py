@@ -37,6 +37,18 @@ def test_a_start_is_told_until_it_was_dealt_with_and_counts_as_loading(orders: O
     assert orders.is_empty
 
 
+def test_who_leaves_to_sleep_is_told_with_who_leaves(orders: Orders) -> None:
+    orders.add(Stop("w", "m", SHARES, Why.of("idle"), sleeps=True), 1, "", NOW)
+    told_now = decode_orders(encode(orders.message(NOW, FENCE, "planner", {}, ["other"])))
+    assert (told_now.sleeping, [*told_now.leaving], told_now.forgotten) == (("w",), ["w"], ("other",))
+    orders.add(Drain("w", "m", Why.of("an admin has unloaded it")), 2, "", NOW)
+    assert orders.message(NOW, FENCE, "planner", {}).sleeping == ()
+    orders.add(Stop("w", "m", SHARES, Why.of("idle"), sleeps=True), 3, "", NOW)
+    orders.settle(report(NOW, told("w", "m", status="draining"), fence=FENCE), FENCE)
+    assert orders.is_empty
+    assert orders.message(NOW, FENCE, "planner", {}).sleeping == ()
+
+
 @pytest.mark.parametrize("action", [Stop("w", "m", SHARES, Why.of("idle")), Drain("w", "m", Why.of("idle"))])
 def test_one_that_leaves_counts_as_leaving_until_its_machine_says_so(orders: Orders, action: Stop | Drain) -> None:
     orders.add(action, 1, "", NOW)

@@ -35,7 +35,7 @@ def machine(name: str = "m", gpus: tuple[float, ...] = (24,), host: float = 64, 
 
 def model(name: str, gib: float = 10, *, need: Need | None = None, workers: int = 1, **policy: Any) -> Model:
     """Return a model that takes so much of a GPU, or of the host where there is none."""
-    more = {field: policy.pop(field) for field in ("machines", "was_loaded", "left_at") if field in policy}
+    more = {field: policy.pop(field) for field in ("machines", "was_loaded", "left_at", "asleep_on") if field in policy}
     size = int(gib * GIB)
     return Model(name, resolve(Residency(**policy), workers), need or Need(size, cpu_bytes=size), **more)
 
@@ -122,7 +122,8 @@ def _told(action: Action) -> str:
             place = f" for {action.replaces}" if action.replaces else ""
             return f"start {action.model} {action.machine}/{devices}{place}"
         case Stop():
-            return f"stop {action.worker}" + (f" for {action.wanted_by}" if action.wanted_by else "")
+            sleeps = " to sleep" if action.sleeps else ""
+            return f"stop {action.worker}" + (f" for {action.wanted_by}" if action.wanted_by else "") + sleeps
         case Reserve():
             return f"reserve {action.worker} for {action.wanted_by}"
         case Drain():

@@ -376,6 +376,31 @@ TABLE: dict[str, tuple[Picture, list[str]]] = {
     ),
     # Leaving.
     "after its ttl": (picture([model("a", ttl_s=60)], [worker("a1", idle_s=60)]), ["stop a1"]),
+    "after its ttl it sleeps": (
+        picture([model("a", ttl_s=60, idle="sleep")], [worker("a1", idle_s=60)]),
+        ["stop a1 to sleep"],
+    ),
+    "its last worker, not another one": (
+        picture([model("a", ttl_s=60, idle="sleep", max=2)], [worker("a1", 4, idle_s=60), worker("a2", 4, idle_s=9)]),
+        ["stop a1"],
+    ),
+    "nor one that gives way to others": (
+        picture([model("a", ttl_s=600, idle="sleep"), model("b", 20)], [worker("a1", idle_s=60)], [waits("b")]),
+        ["stop a1 for b", "wait b freeing"],
+    ),
+    "a call wakes what calls don't load": (
+        picture([model("a", autoload=False, asleep_on=frozenset({"m"}))], [], [waits("a")]),
+        ["start a m/gpu0"],
+    ),
+    "it wakes where it sleeps": (
+        picture(
+            [model("a", asleep_on=frozenset({"n"}))],
+            [],
+            [waits("a")],
+            machines=[machine(gpus=(12,)), machine("n", gpus=(24,))],
+        ),
+        ["start a n/gpu0"],
+    ),
     "before its ttl": (picture([model("a", ttl_s=60)], [worker("a1", idle_s=59)]), []),
     "not below min by ttl": (picture([model("a", ttl_s=60, min=1)], [worker("a1", idle_s=90)]), []),
     "not by ttl while calls wait": (picture([model("a", ttl_s=60)], [worker("a1", idle_s=90)], [waits("a")]), []),

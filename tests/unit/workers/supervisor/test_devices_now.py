@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from workers.footprint.devices import HOST, DeviceState
+from workers.footprint.footprint import Footprint, Share
 from workers.footprint.learned import Learned
 from workers.footprint.predict import Bounds
-from workers.residency.picture import CPU, Device
-from workers.supervisor.needs import Needs
+from workers.models.spec import ModelSpec
+from workers.planner.messages import StartOrder
+from workers.protocol.residency import Why
+from workers.residency.picture import CPU, Device, Need
+from workers.residency.picture import Share as PlannedShare
+from workers.supervisor.needs import Needs, Prediction
 from workers.supervisor.output import Console
 from workers.supervisor.plan import Site
 from workers.supervisor.residents import Residents, Rules
@@ -60,3 +66,48 @@ def test_a_device_that_can_not_be_read_just_now_is_not_gone(tmp_path: Path) -> N
         assert set(found) == {"gpu", CPU}
         assert [found[state.id].is_trusted for state in AT_START] == [state in left for state in AT_START]
         assert all(device.total_bytes == TOTAL for device in found.values())
+
+
+def test_sleeping_models_leave_for_whoever_needs_their_memory(tmp_path: Path) -> None:
+    """First the one that has slept longest; their memory counts as free, and nothing starts before it is."""
+    weights, readings = tmp_path / "weights.gguf", Readings()
+    weights.write_bytes(bytes(1 << 20))
+    residents = residents_of(readings, tmp_path)
+    keepers = residents._keepers
+    residents._models = {name: ModelSpec(name=name) for name in ("a", "b", "c")}
+    spec, footprint = ModelSpec(name="c"), Footprint(host=Share())
+    residents._needs.found["c"] = Prediction(spec, spec, Need(cpu_bytes=11 << 30), footprint, "", "")
+
+    def start(gib: int) -> StartOrder:
+        return StartOrder(number=1, worker="1", model="c", shares=(PlannedShare(CPU, gib << 30),), why=Why())
+
+    def look(free_gib: int) -> None:
+        readings.states = (AT_START[0], replace(AT_START[1], free=free_gib << 30))
+        keepers.look()
+        residents._devices = tuple(map(residents._device, residents._devices_now()))
+
+    def settle() -> None:
+        deadline = time.monotonic() + 20
+        while keepers.is_ending or keepers.is_reading:
+            assert time.monotonic() < deadline
+            keepers.look()
+            time.sleep(0.01)
+
+    try:
+        for model in ("a", "b"):
+            keepers.start(model, [weights], 4 << 30, is_shared=True)
+        settle()
+        look(20)
+        assert not residents._makes_room(start(9)), "there is room beside them"
+        assert [*keepers.models] == ["a", "b"]
+        assert residents._makes_room(start(11)), "one has to leave"
+        assert [*keepers.models] == ["b"]
+        settle()
+        look(20)
+        assert not residents._makes_room(start(11))
+        assert not residents._hindrance(start(11)).startswith("it takes")
+        look(3)
+        residents._tend_sleepers()
+        assert not [*keepers.models], "others took the memory"
+    finally:
+        keepers.close()

@@ -111,6 +111,8 @@ export function ModelState({ row }: { row: ModelRow }) {
       return <Badge kind="busy">loading{row.progress === null ? "" : ` ${Math.round(100 * row.progress)} %`}</Badge>;
     case "failed":
       return <Badge kind="bad">failed</Badge>;
+    case "sleeping":
+      return <Badge kind="quiet">sleeping</Badge>;
     default:
       return <Badge kind="quiet">{row.is_on_demand ? "on demand" : row.status}</Badge>;
   }
@@ -244,7 +246,7 @@ function modelColumns(ask: (asked: Asked) => void): Column<Model>[] {
     {
       title: "",
       cell: (model) =>
-        model.row.status === "loaded" || model.row.status === "loading" ? (
+        ["loaded", "loading", "sleeping"].includes(model.row.status) ? (
           <button type="button" aria-label={`${text.fleet.unload} ${model.name}`} onClick={() => ask({ action: "unload", model })}>
             {text.fleet.unload}
           </button>
