@@ -24,14 +24,18 @@ class Loader(yaml.SafeLoader):
 Loader.add_multi_constructor("tag:yaml.org,2002:python/object/apply:", lambda loader, suffix, node: suffix)
 
 
-@pytest.fixture(scope="module")
-def links() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("repository_links", SITE / "repository_links.py")
+def hooks(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, SITE / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def links() -> ModuleType:
+    return hooks("repository_links")
 
 
 def parts() -> dict[str, list[str]]:
@@ -85,3 +89,57 @@ def test_what_the_site_copies_is_there(links: ModuleType) -> None:
     copied = links._reached()
     assert {"README.md", "LICENSE", "helm/README.md", "deploy/systemd/paddock.service"} <= set(copied)
     assert all((ROOT / path).is_file() for path in copied)
+
+
+AS_ON_GITHUB = """\
+- one
+  goes on
+- code:
+
+      paddock up
+
+  and after it
+- three
+
+1. first
+
+   ```sh
+   - no item
+   ```
+
+Text
+    code of its own
+```yaml
+- no item
+  either
+```
+"""
+AS_MKDOCS_READS_IT = """\
+- one
+    goes on
+- code:
+
+        paddock up
+
+    and after it
+
+- three
+
+1. first
+
+    ```sh
+    - no item
+    ```
+
+Text
+    code of its own
+```yaml
+- no item
+  either
+```
+"""
+
+
+def test_lists_are_read_as_on_github() -> None:
+    shown = hooks("github_markdown").on_page_markdown(AS_ON_GITHUB, page=None, config=None, files=None)
+    assert shown == AS_MKDOCS_READS_IT.rstrip("\n")
