@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from msgspec.structs import replace
 
@@ -10,8 +12,8 @@ from gateway.routing.pool import Pool, PoolUpdater
 from gateway.routing.worker_state import Typical
 from tests.support.pool import heartbeat
 from workers.protocol.heartbeat import Load
-from workers.protocol.pooled import PoolRequest
-from workers.protocol.requests import GenerateRequest, Message
+from workers.protocol.pooled import PoolPrompt, PoolRequest
+from workers.protocol.requests import GenerateRequest, Message, ToolCall
 
 
 def pool(bytes_per_token: float = 4.0, answer_tokens: float = 100.0) -> Pool:
@@ -55,6 +57,46 @@ def test_a_very_long_conversation_is_measured_by_samples() -> None:
     messages = tuple(Message("user", "x" * 36) for _ in range(50_000))
     found = estimate((GenerateRequest(messages=messages),), pool(), None)
     assert found.prompt_tokens == 50_000 * (9 + 4)
+
+
+MIXED: tuple[int | str, ...] = (*([1] * 998), "é")
+"""About a body's 8 MiB as two thousand of them."""
+CALL = ToolCall("id", "name", "é")
+HEAVY = {
+    "prompts of many pieces": lambda: estimate([GenerateRequest(prompt=MIXED) for _ in range(2048)], pool(), None),
+    "inputs of many pieces": lambda: estimate_pooled(PoolRequest(inputs=(MIXED,) * 2048), pool()),
+    "inputs of many messages": lambda: estimate_pooled(
+        PoolRequest(inputs=(PoolPrompt(text="", messages=(Message("user", "é"),) * 60_000),) * 4), pool()
+    ),
+    "messages of many tool calls": lambda: estimate(
+        (GenerateRequest(messages=(Message("assistant", tool_calls=(CALL,) * 128),) * 1000),), pool(), None
+    ),
+}
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("what", HEAVY)
+def test_no_body_keeps_the_event_loop(what: str) -> None:
+    """Some took 0.1 to 0.3 s, within which no stream went on."""
+    took_s = 9.0
+    for _ in range(3):
+        began = time.perf_counter()
+        assert HEAVY[what]().prompt_tokens > 0
+        took_s = min(took_s, time.perf_counter() - began)
+    print(f"\n{what}: {1000 * took_s:.1f} ms")
+    assert took_s < 0.02
+
+
+def test_what_is_measured_by_samples_counts_about_as_much_as_it_is() -> None:
+    text = "a" * 100_000 + "漢" * 200_000 + "\ud800é" * 50_000
+    assert num_bytes(text) == pytest.approx(len(text.encode("utf-8", "replace")), rel=0.05)
+    pieces: list[int | str] = ["x" * 400, *([1] * 9)]
+    found = estimate((GenerateRequest(prompt=500 * pieces),), pool(), None).prompt_tokens
+    assert found == pytest.approx(500 * (100 + 9), rel=0.05), "texts among many tokens counted as one each"
+    inputs = tuple(("x" * 40, [1, 2])[number % 2] for number in range(2048))
+    assert estimate_pooled(PoolRequest(inputs=inputs), pool()).tokens == pytest.approx(1024 * 12, rel=0.05)
+    tools = (Message("assistant", tool_calls=(ToolCall("id", "x" * 10, "y" * 70),) * 100),)
+    assert estimate((GenerateRequest(messages=tools),), pool(), None).prompt_tokens == 2000 + 4
 
 
 def test_prompts_of_tokens_are_counted() -> None:
