@@ -6,8 +6,9 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.support.chart import Refused, render
+from tests.support.chart import CHART, Refused, render
 
 MODEL = {"name": "m", "hf": "org/m"}
 
@@ -142,3 +143,14 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     assert "models[0]" in told
     assert "models[1]" in told
     assert "redis: " in told
+
+
+@pytest.mark.parametrize("name", yaml.safe_load((CHART / "values.yaml").read_text()))
+def test_a_value_that_is_taken_away_is_named(name: str) -> None:
+    """`null` takes the chart's own value away: nothing is the matter, or the words are no trace of a template."""
+    try:
+        render({name: None})
+    except Refused as refused:
+        told = str(refused)
+        assert f"missing property '{name}'" in told or f"\n{name}: " in told
+        assert "nil pointer" not in told

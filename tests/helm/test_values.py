@@ -38,7 +38,7 @@ def test_the_schema_has_all_that_it_refers_to() -> None:
 
 @pytest.mark.parametrize("file", [CHART / "values.yaml", *EXAMPLES], ids=lambda file: file.stem)
 def test_the_files_fit_the_schema(file: Path) -> None:
-    jsonschema.Draft7Validator(SCHEMA).validate(yaml.safe_load(file.read_text()))
+    jsonschema.Draft7Validator(SCHEMA).validate(yaml.safe_load(VALUES) | yaml.safe_load(file.read_text()))
 
 
 def mappings(schema: Schema, path: str = "") -> list[tuple[str, Schema]]:

@@ -224,6 +224,13 @@ def around() -> dict[str, Schema]:
     }
 
 
+NEEDED = (
+    *("image", "serviceAccount", "secrets", "accounts", "postgres", "gateway", "workers", "modelCache", "redis"),
+    *("ingress", "httpRoute", "monitoring", "networkPolicy", "ipv6", "test"),
+)
+"""What `null` takes away from the chart's own values, and templates can't be without. `models` has words of its own."""
+
+
 def whole_schema() -> Schema:
     """Without the descriptions."""
     image = fields(
@@ -236,6 +243,7 @@ def whole_schema() -> Schema:
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of Paddock's chart",
+        "required": list(NEEDED),
         **fields(
             enabled=flag(),
             nameOverride=text(),
