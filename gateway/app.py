@@ -229,9 +229,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         local=LocalCaller(core.keys.directory) if settings.open else None,
     )
     accounts = AccountsRoute(settings.accounts_url, own_secret, access.proxies, core.memory)
-    calls = CallRoutes(core.exchange, accounts.note)
-    own = {"accounts": accounts.answer, "calls": calls.show, "cancel_call": calls.cancel}
-    handlers = {**_handlers(settings, redis, core, access), **own}
+    handlers = {**_handlers(settings, redis, core, access), **_audited(core, accounts)}
     router = Routes(handlers, access, settings.admin_port)
     key_store = await _key_store(settings, redis, own_secret, core.keys, core.unreadable)
     reconciler = AdapterReconciler(core.fleet, core.queries, core.desired_adapters)
@@ -452,7 +450,6 @@ def _handlers(
     targets = [address for address in settings.gateway_targets.split(",") if address]
     shared_ports = (settings.port, settings.admin_port) if targets else ()
     ready = Ready(redis, fleet, core.admission, core.is_leaving, catalog, core.first, desired_models)
-    routes_of_catalog = CatalogRoutes(catalog)
     explain = ExplainRoute(reader, pipeline.adapters, circuits, fleet, core.admission, states, queues, chat)
     return {
         "chat": calls.generate(chat, takes_media=True),
@@ -474,8 +471,6 @@ def _handlers(
         "version": version,
         "ready": ready.answer,
         "drain": DrainRoute(core.in_flight, resolver, pipeline, core.sockets).answer,
-        "catalog": routes_of_catalog.show,
-        "reload_catalog": routes_of_catalog.reload,
         **_console(settings, access),
         **document_handlers(),
         **_overview(settings, redis, core, desired_models, reader),
@@ -486,6 +481,20 @@ def _handlers(
             calls, reader, fleet, core.desired_adapters, desired_models, states, chat, enabled, storage_of
         ),
         **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),
+    }
+
+
+def _audited(core: _Core, accounts: AccountsRoute) -> Mapping[str, Handler]:
+    """Return the handlers of the routes that the accounts service answers, and of those that it audits."""
+    calls, catalog = CallRoutes(core.exchange, accounts.note), CatalogRoutes(core.catalog, accounts.note)
+    return {
+        "accounts": accounts.answer,
+        "calls": calls.show,
+        "cancel_call": calls.cancel,
+        "catalog": catalog.show,
+        "check_catalog": catalog.check,
+        "write_catalog": catalog.write,
+        "reload_catalog": catalog.reload,
     }
 
 

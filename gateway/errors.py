@@ -29,6 +29,7 @@ PaddockError                     status  type
 │   └── StreamGone               404       code stream_gone
 ├── MethodNotAllowed             405     invalid_request_error
 ├── Superseded                   409     invalid_request_error   code superseded
+├── CatalogChanged               409     invalid_request_error   code catalog_changed
 ├── Cancelled                    499     cancelled_error         code cancelled_by_admin
 ├── NotSupported                 501     not_supported_error
 ├── QueueFull                    429     rate_limit_error
@@ -249,6 +250,14 @@ class Superseded(PaddockError):
     status = 409
     type = "invalid_request_error"
     code = "superseded"
+
+
+class CatalogChanged(PaddockError):
+    """The catalog's file is not the one that an admin's changes were made from."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "catalog_changed"
 
 
 class Cancelled(PaddockError):

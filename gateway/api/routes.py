@@ -198,6 +198,10 @@ DECLARED = (
     RouteRow("GET", "/admin/calls", ADMIN, "calls", "the calls that wait or run, of all gateways"),
     RouteRow("DELETE", "/admin/calls/{request_id:path}", ADMIN, "cancel_call", "cancels a call at whichever gateway"),
     RouteRow("GET", "/admin/catalog", ADMIN, "catalog", "the catalog in use, and what is wrong with its file"),
+    RouteRow("PUT", "/admin/catalog", ADMIN, "write_catalog", "writes the catalog's file anew and uses it"),
+    RouteRow(
+        "POST", "/admin/catalog/check", ADMIN, "check_catalog", "what is wrong with a text, and what it would change"
+    ),
     RouteRow("POST", "/admin/catalog/reload", ADMIN, "reload_catalog", "has this gateway read its catalog's file now"),
     RouteRow("GET", "/admin/docs", OPEN, "accounts", "a page that describes `/admin/...`"),
     RouteRow("GET", "/admin/openapi.json", OPEN, "accounts", "the same as an OpenAPI document"),

@@ -55,6 +55,11 @@ class LiveCatalog:
         return self._version.names
 
     @property
+    def catalog(self) -> Catalog | None:
+        """The catalog that is used now; None: the gateway was started without one."""
+        return self._version.catalog
+
+    @property
     def taken_at(self) -> float:
         """Unix time at which the catalog that is used now was read."""
         return self._version.taken_at

@@ -33,6 +33,7 @@ FAILED_BY = {
     "request_body_timeout": Who.CALLER,
     "previous_response_not_found": Who.CALLER,
     "catalog_refused": Who.CALLER,
+    "catalog_changed": Who.CALLER,
     "unsupported_parameter": Who.CALLER,
     "unsupported": Who.CALLER,
     "not_supported": Who.CALLER,

@@ -182,6 +182,36 @@ def test_a_load_says_first_what_it_would_do(page: Page, stack: Stack) -> None:
     expect(machines).to_contain_text("No worker here.")
 
 
+def test_a_catalog_is_checked_before_it_is_used(page: Page, stack: Stack) -> None:
+    file = stack.folder / "catalog.yaml"
+    before = file.read_text()
+    signed_in(page, stack, view="models")
+    page.get_by_role("button", name="Edit").click()
+    area = page.get_by_label("Contents of the file")
+    expect(area).to_have_value(before)
+    area.fill(before.replace("residency", "residenz") + f"# {PROBE}\nalias: 1\n")
+    page.get_by_role("button", name="Check").click()
+    section = page.get_by_role("region", name="Catalog")
+    expect(section).to_contain_text("did you mean `residency`?")
+    expect(section.get_by_role("listitem")).to_have_count(2)
+    expect(page.get_by_role("button", name="Write and use")).to_be_disabled()
+    take(page, "catalog")
+    section.get_by_role("button", name="Line 3:").click()
+    chosen = page.evaluate(
+        "(({value, selectionStart: a, selectionEnd: b}) => value.slice(a, b))(document.activeElement)"
+    )
+    assert chosen == "  - {name: cold, path: cold.gguf, residenz: {}}"
+    area.fill(before.replace("{gpt-4: demo}", "{gpt-4: demo, gpt-5: demo}") + f"# {PROBE}\n")
+    page.get_by_role("button", name="Check").click()
+    expect(section).to_contain_text("aliases added: gpt-5")
+    page.get_by_role("button", name="Write and use").click()
+    expect(section).to_contain_text("This gateway uses it")
+    expect(page.get_by_role("region", name="Models", exact=True)).to_contain_text("gpt-5")
+    assert "gpt-5" in file.read_text()
+    assert page.evaluate("window.struck") is None
+    file.write_text(before)
+
+
 def test_an_admin_cancels_calls(page: Page, stack: Stack) -> None:
     """In the queue, whoever waits; in the fleet, what runs in a slot: the caller gets an error that says so."""
     told: list[str] = []

@@ -18,6 +18,7 @@ from gateway.errors import (
     BodyTooLarge,
     BodyTooSlow,
     Cancelled,
+    CatalogChanged,
     MethodNotAllowed,
     NotSupported,
     PaddockError,
@@ -144,7 +145,9 @@ def error_headers(error: PaddockError) -> list[tuple[bytes, bytes]]:
     headers: list[tuple[bytes, bytes]] = []
     if (seconds := retry_after(error)) is not None:
         headers.append((b"retry-after", b"%d" % seconds))
-    if isinstance(error, NotSupported | Superseded | Cancelled) or (isinstance(error, RateLimited) and error.is_final):
+    if isinstance(error, NotSupported | Superseded | Cancelled | CatalogChanged) or (
+        isinstance(error, RateLimited) and error.is_final
+    ):
         headers.append((b"x-should-retry", b"false"))  # SDKs retry every 5xx, 429 and 409
     if isinstance(error, AuthenticationFailed):
         headers.append((b"www-authenticate", b"Bearer"))

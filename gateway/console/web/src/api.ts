@@ -61,6 +61,10 @@ export async function post<T>(path: string, body?: unknown): Promise<T> {
   return (await send("POST", path, body)).json();
 }
 
+export async function put<T>(path: string, body: unknown): Promise<T> {
+  return (await send("PUT", path, body)).json();
+}
+
 export async function remove(path: string): Promise<void> {
   await send("DELETE", path);
 }

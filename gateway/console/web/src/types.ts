@@ -134,6 +134,21 @@ export interface Changes {
 
 export type Slots = Record<string, SlotRow[]>;
 
+export interface CatalogAnswer {
+  file: string | null;
+  fault: string | null;
+  text?: string;
+  digest?: string;
+  unwritable?: string | null;
+}
+
+export type CatalogChanges = Partial<Record<"added" | "removed" | "changed", string[]>>;
+
+export interface CatalogCheck {
+  faults: { line: number; message: string }[];
+  changes: Record<string, CatalogChanges>;
+}
+
 export interface ModelCard {
   id: string;
   aliases?: string[];

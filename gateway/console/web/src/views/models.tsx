@@ -1,15 +1,10 @@
-import { useState } from "preact/hooks";
-import { get, post } from "../api";
+import { get } from "../api";
 import { bytes, number } from "../format";
 import { text } from "../strings";
 import type { MemoryRow, ModelCard, ModelRow, Overview, Session } from "../types";
 import { Badge, Problem, Table, useLoaded, type Column } from "../ui";
+import { Catalog } from "./catalog";
 import { entries } from "./fleet";
-
-interface CatalogAnswer {
-  file: string | null;
-  fault: string | null;
-}
 
 const COLUMNS: Column<ModelCard>[] = [
   {
@@ -80,35 +75,5 @@ export function Models({ session, overview }: { session: Session; overview: Over
       {cards.value && <Table label={text.tabs.models} rows={cards.value.data} columns={COLUMNS} id={(card) => card.id} />}
       {overview && <MemoryPlan models={overview.models} />}
     </>
-  );
-}
-
-function Catalog({ reloaded }: { reloaded: () => void }) {
-  const catalog = useLoaded(() => get<CatalogAnswer>("/admin/catalog"), []);
-  const [error, setError] = useState<unknown>(null);
-  const [isDone, setDone] = useState(false);
-  if (!catalog.value) return <Problem error={catalog.error} />;
-  const reload = () => {
-    setError(null);
-    post("/admin/catalog/reload").then(() => {
-      setDone(true);
-      catalog.again();
-      reloaded();
-    }, setError);
-  };
-  return (
-    <section class="card">
-      <p>{text.models.file(catalog.value.file)}</p>
-      <Problem error={catalog.value.fault} />
-      <Problem error={error} />
-      {catalog.value.file !== null && (
-        <p>
-          <button type="button" onClick={reload}>
-            {text.models.reload}
-          </button>{" "}
-          <span role="status">{isDone && !error ? text.models.reloaded : ""}</span>
-        </p>
-      )}
-    </section>
   );
 }

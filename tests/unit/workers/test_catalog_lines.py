@@ -1,0 +1,75 @@
+"""Faults of a catalog's text, each with the line that it stands in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workers.models.catalog_lines import check_text
+
+FILE = Path("catalog.yaml")
+GOOD = "models:\n  - {name: one, path: one.gguf}\naliases:\n  gpt: one\n"
+
+
+def lines_of(text: str) -> list[tuple[int, str]]:
+    found, faults = check_text(text, FILE)
+    assert found is None
+    return [(fault.line, fault.message) for fault in faults]
+
+
+def test_a_good_text_is_a_catalog() -> None:
+    found, faults = check_text(GOOD, FILE)
+    assert found is not None
+    assert (faults, [model.name for model in found.models]) == ([], ["one"])
+
+
+def test_all_faults_of_the_form_have_their_lines() -> None:
+    text = """# two models
+models:
+  - name: one
+    path: one.gguf
+    slotz: 3
+  - name: two
+
+    path: two.gguf
+    llama:
+      n_ctx: 3
+"""
+    told = lines_of(text)
+    assert [line for line, _ in told] == [5, 10]
+    assert "did you mean `slots`?" in told[0][1]
+    assert told[1][1].startswith("models[1] (two): llama: unknown field `n_ctx`")
+
+
+@pytest.mark.parametrize(
+    ("added", "line", "told"),
+    [
+        ("  other: nobody\n", 5, "aliases.other: no model is named 'nobody'"),
+        ("  one: one\n", 0, ""),
+        ("default: {chat: nobody}\n", 5, "default.chat: no model or alias"),
+    ],
+)
+def test_a_rule_that_is_broken_has_its_line(added: str, line: int, told: str) -> None:
+    if not told:
+        assert check_text(GOOD + added, FILE)[0] is not None
+        return
+    [(found, message)] = lines_of(GOOD + added)
+    assert (found, message[: len(told)]) == (line, told)
+
+
+def test_a_model_that_is_named_twice() -> None:
+    [(line, message)] = lines_of("models:\n- {name: a, path: a}\n- {name: b, path: b}\n\n- {name: a, path: c}\n")
+    assert (line, message) == (5, "models[2] (a): the name is used twice; rename one of the two models")
+
+
+@pytest.mark.parametrize("text", ["models: [\n", "a: 'b\n", "models:\n  - {name: a\n    path: b}\n"])
+def test_what_is_no_yaml_has_its_line(text: str) -> None:
+    [(line, message)] = lines_of(text)
+    assert line >= 1
+    assert message.startswith("not valid YAML or JSON: ")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "models: 3\n", "models: {}\n", "- 1\n- 2\n"])
+def test_what_is_no_catalog(text: str) -> None:
+    assert lines_of(text)
