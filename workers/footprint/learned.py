@@ -78,6 +78,9 @@ def files_of(spec: ModelSpec) -> Iterator[Path]:
         yield Path(spec.projector)
     if spec.speculation.draft is not None and spec.speculation.draft.path:
         yield from parts(Path(spec.speculation.draft.path))
+    for adapter in spec.adapters:
+        if adapter.path:
+            yield Path(adapter.path).expanduser()
     yield from (Path(adapter.path) for adapter in spec.adapters if adapter.path)
 
 

@@ -48,6 +48,8 @@ class Prediction:
     """What is learned of such workers is kept by this key."""
     stamp: str = ""
     """The state of the model's files before they were read (`stamp_of`)."""
+    expected: int = EXPECTED
+    """How many models are taken to share the machine: cells and threads depend on it."""
     reading: Reading | None = None
     """The most that such a worker was seen to take; None: none was read."""
 
@@ -61,7 +63,8 @@ class Needs:
     devices: Sequence[DeviceState]
     """The machine's memories before any worker ran."""
     cores: int
-    models_max: int = 0
+    expected: int = EXPECTED
+    """How many models share the machine's memory and cores, as predictions are to take it."""
     found: dict[str, Prediction] = field(default_factory=dict)
     outdated: dict[str, Prediction] = field(default_factory=dict)
     """Model -> the prediction for the settings, or the files, that it had before. Its workers of then run on until the
@@ -83,12 +86,15 @@ class Needs:
     def has_gpu(self) -> bool:
         return any(device.kind == "gpu" for device in self.devices)
 
-    def serve(self, models: Sequence[ModelSpec]) -> None:
-        """Predict for these models from now on. What was predicted for a spec that is as it was is kept; for others it
-        is `outdated`."""
-        specs = {model.name: model for model in models}
+    def serve(self, models: Sequence[ModelSpec], models_max: int = 0) -> None:
+        """Predict for these models from now on, of which at most so many (0: any number) are loaded at once. What was
+        predicted for a spec that is as it was, beside as many others, is kept; for others it is `outdated`."""
+        specs, was_expected = {model.name: model for model in models}, self.expected
+        self.expected = models_max or EXPECTED
         for name in [
-            name for name, spec in self._specs.items() if name not in specs or not is_served_alike(specs[name], spec)
+            name
+            for name, spec in self._specs.items()
+            if name not in specs or not is_served_alike(specs[name], spec) or was_expected != self.expected
         ]:
             if (prediction := self.found.pop(name, None)) is not None:
                 self.outdated[name] = prediction
@@ -131,7 +137,7 @@ class Needs:
                     if self._specs.get(name) is spec:
                         self._refuse(name, str(error) or "there is no memory for it")
                 else:
-                    if self._specs.get(name) is spec:
+                    if self._specs.get(name) is spec and prediction.expected == self.expected:
                         self._forgive(name)
                         self.found[name] = prediction
                         self.outdated.pop(name, None)
@@ -160,7 +166,7 @@ class Needs:
 
     def _predicted(self, spec: ModelSpec) -> Prediction:
         """Return the prediction for a model. Blocks for about a second. Raises Unpredictable, OSError."""
-        stamp, expected, wanted = stamp_of(spec), self.models_max or EXPECTED, spec
+        stamp, expected, wanted = stamp_of(spec), self.expected, spec
         llama = replace(spec.llama, n_threads=spec.llama.n_threads or max(1, self.cores // expected))
         spec = replace(spec, llama=llama)
         uses_gpu = self.has_gpu and spec.llama.uses_devices
@@ -171,7 +177,8 @@ class Needs:
             spec = replace(spec, kv_tokens=footprint.num_cells)
         key = key_of(spec, build_of())
         need = need_of(self.learned.corrected(key, footprint), spec)
-        return Prediction(wanted, spec, need, footprint, key, stamp, self.learned.reading(key))
+        reading = self.learned.reading(key)
+        return Prediction(wanted, spec, need, footprint, key, stamp, expected, reading)
 
     def correct(self, name: str) -> None:
         """Correct a model's prediction by what was learned since. Reads a small file."""

@@ -133,8 +133,7 @@ class Residents:
                 self._past_of(model.name).forgive()
                 self._keepers.end(model.name, "its settings have changed")
         self._models, self._rules = {model.name: model for model in models}, rules
-        self._needs.models_max = rules.models_max
-        self._needs.serve(models)
+        self._needs.serve(models, rules.models_max)
         self._changed.set()
 
     def note_death(self, worker: PlannedWorker, death: Death) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from tests.support import adapter_files
 from tests.support.small_models import write_wide_model
 from tests.support.stack import DEMO_MODEL
 from workers.footprint.devices import HOST, DeviceState
 from workers.footprint.learned import Learned
 from workers.footprint.predict import Bounds
-from workers.models.spec import LlamaSettings, ModelSpec
+from workers.llama.gguf import read_header
+from workers.models.spec import AdapterSpec, LlamaSettings, ModelSpec
 from workers.supervisor import needs as predictions
 from workers.supervisor.loading.history import without_folders
 from workers.supervisor.needs import Needs
@@ -92,6 +96,56 @@ async def test_a_file_that_was_replaced_is_predicted_anew_before_it_is_loaded(tm
         file.unlink()
         assert not needs.holds("m")
         await until(lambda: "m" in needs.refused, needs)
+    finally:
+        running.cancel()
+
+
+async def test_settings_of_the_kv_cache_are_predicted_anew(tmp_path: Path) -> None:
+    """Not only other files: what was predicted for fewer or smaller cells is worth nothing for more or larger ones."""
+    needs, spec = needs_of(tmp_path), model(DEMO_MODEL)
+    needs.serve([spec])
+    running = asyncio.create_task(needs.run(asyncio.Event()))
+    try:
+        await until(lambda: "m" in needs.found, needs)
+        for changed in (
+            replace(spec, ctx=512),
+            replace(spec, ctx=512, slots=4),
+            replace(spec, kv_tokens=8192),
+            replace(spec, kv_tokens=8192, llama=replace(spec.llama, cache_type_k="f32")),
+            replace(spec, kv_tokens=8192, llama=replace(spec.llama, cache_type_k="f32", cache_type_v="f32")),
+        ):
+            before = needs.found["m"]
+            needs.serve([changed])
+            assert "m" not in needs.found, "nothing is loaded by the old figures"
+            assert needs.outdated["m"] is before
+            await until(lambda: "m" in needs.found, needs)
+            assert needs.found["m"].need.cpu_bytes > before.need.cpu_bytes
+            assert needs.found["m"].key != before.key, "what was learned of others does not count"
+            assert not needs.outdated
+    finally:
+        running.cancel()
+
+
+async def test_another_models_max_and_another_adapter_are_predicted_anew(tmp_path: Path) -> None:
+    """Cells and threads were those for two models on a machine that was to have eight by then."""
+    adapter = tmp_path / "a.gguf"
+    adapter_files.write(adapter, adapter_files.weights_for(read_header(DEMO_MODEL)))
+    needs = Needs(Learned(tmp_path / "learned.json"), Bounds(), (HOST_MEMORY,), cores=8)
+    spec = replace(model(DEMO_MODEL), llama=LlamaSettings(), adapters=(AdapterSpec(name="a", path=str(adapter)),))
+    needs.serve([spec])
+    running = asyncio.create_task(needs.run(asyncio.Event()))
+    try:
+        await until(lambda: "m" in needs.found, needs)
+        assert needs.found["m"].spec.llama.n_threads == 4
+        needs.serve([spec], 2)
+        assert "m" in needs.found, "two are what is expected anyway"
+        needs.serve([spec], 8)
+        assert "m" not in needs.found
+        await until(lambda: "m" in needs.found, needs)
+        assert needs.found["m"].spec.llama.n_threads == 1
+        assert needs.holds("m")
+        os.utime(adapter, (1, 1))
+        assert not needs.holds("m")
     finally:
         running.cancel()
 
