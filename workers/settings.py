@@ -147,6 +147,10 @@ NOT_OF_MODELS = frozenset({"name", "path", "hf", "workers", "residency", "gpus",
 Settings = TypeVar("Settings", bound=BaseSettings)
 
 
+OBJECT = """'{"n_batch": 512}'"""
+"""A JSON object as a shell takes it."""
+
+
 def with_spec_fields(*names: str) -> Callable[[type[Settings]], type[Settings]]:
     """Return a decorator that adds to a settings class one setting for each field of `ModelSpec` in `names`.
 
@@ -199,13 +203,15 @@ class ModelSettings(PaddockSettings):
         kind = get_args(SPEC_FIELDS[name].type)[0]
         if not _is_json(kind):
             return value
+        wanted, example = (
+            (list, "list, such as '[]'") if get_origin(kind) is tuple else (dict, f"object, such as {OBJECT}")
+        )
         try:
             document = msgspec.json.decode(value)
         except msgspec.DecodeError as error:
-            raise CatalogError(f"{name}: not valid JSON: {error}") from None
-        wanted, example = (list, "list, such as []") if get_origin(kind) is tuple else (dict, "object, such as {}")
+            raise CatalogError(f"{sources.flag(name)}: not valid JSON ({error}); give a JSON {example}") from None
         if not isinstance(document, wanted):
-            raise CatalogError(f"{name}: must be a JSON {example}")
+            raise CatalogError(f"{sources.flag(name)}: must be a JSON {example}")
         return document
 
 

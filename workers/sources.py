@@ -73,8 +73,14 @@ class FlagParser(ArgumentParser):
             (word for word in message.split() if word.startswith("--") and word.split("=")[0] not in known), None
         )
         close = difflib.get_close_matches(wrong.split("=")[0], known, n=1) if wrong else []
-        hint = f" (did you mean {close[0]}?)" if close else ""
+        hint = f" (did you mean {close[0]}?)" if close else self._flag_for(message.rpartition(" ")[2])
         return f"{message}{hint}; `{self.prog} --help` lists the flags"
+
+    def _flag_for(self, word: str) -> str:
+        """Return ` (did you mean --model FILE?)` for a word that stands for something to serve; else an empty text."""
+        is_file, is_catalog = word.endswith(".gguf"), word.endswith((".yaml", ".yml", ".json"))
+        name = "model" if is_file else "catalog" if is_catalog else "hf" if word.count("/") == 1 else ""
+        return f" (did you mean {flag(name)} {word}?)" if name in self.settings_class.model_fields else ""
 
 
 def sections(settings_class: type[BaseSettings]) -> list[tuple[str, list[str]]]:

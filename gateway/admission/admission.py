@@ -336,7 +336,7 @@ class Admission:
         state = self._states.of(call.model) if call.autoload and call.principal.admin else None
         if state is not None and state.status == "unloaded":  # one that has failed is tried again when its time comes
             await self._desired.ask_for(call.model)
-        elif self._states.is_kept(call.model) and await self._desired.unloaded([call.model]):
+        elif not self._states.is_on_demand(call.model) and await self._desired.unloaded([call.model]):
             raise unloaded_by_admin(call.model)
 
     async def _admit(self, waiter: Waiter, call: Call, queue_position: QueuePosition) -> Lease:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import NamedTuple
 
 from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
@@ -240,7 +241,9 @@ DECLARED = (
 
 ROUTES = tuple(row for declared in DECLARED for row in declared.rows())
 PATHS = frozenset(row.path for row in ROUTES)
-LISTED = ", ".join(f"{row.method} {row.shown_path}" for row in ROUTES)
+MAX_LIKE_CHARS, LIKENESS = 64, 0.75
+"""Maximum length of an unknown path that is compared with those of the routes (0.3 ms), and how alike they must be, 1
+being the same."""
 """All routes, for the error about an unknown path. Made once, as anybody can request such paths over and over."""
 
 
@@ -327,9 +330,19 @@ class _WrongMethod:
 
 
 async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
-    near = f"/v1{scope['path']}"
-    hint = f" Did you mean {_shorten(near)}?" if near in PATHS else ""
-    raise NotFound(f"There is no route {scope['method']} {_shorten(scope['path'])}.{hint} Routes: {LISTED}.")
+    hint = f" Did you mean {near}?" if (near := _nearest(scope["path"])) else ""
+    raise NotFound(
+        f"There is no route {scope['method']} {_shorten(scope['path'])}.{hint} `GET /docs` lists them for people, `GET "
+        "/openapi.json` for programs."
+    )
+
+
+def _nearest(path: str) -> str:
+    """Return the path of a route that may have been meant; empty: there is none, or looking for it takes long."""
+    if f"/v1{path}" in PATHS:
+        return f"/v1{path}"
+    found = get_close_matches(path, PATHS, n=1, cutoff=LIKENESS) if len(path) <= MAX_LIKE_CHARS else []
+    return found[0] if found else ""
 
 
 def _shorten(path: str) -> str:

@@ -59,7 +59,7 @@ from gateway.bench.page import page
 from gateway.bench.runner import KeyRefused, Plan, Runner
 from gateway.bench.terminal import Progress, table
 from gateway.bench.workload import Recorded, TraceUnusable, read
-from gateway.client import AuthenticationFailed, Client, ClientError
+from gateway.client import AuthenticationFailed, Client, ClientError, ConnectionFailed
 from gateway.commands.logins import LoginsUnreadable
 from gateway.commands.target import Access, find
 from gateway.settings import GatewaySettings
@@ -95,6 +95,9 @@ def _bench(options: Options, access: Access) -> int:
             done = runner.run(Runner(plan, Progress()).run())
     except (KeyRefused, AuthenticationFailed) as error:
         print(f"paddock: {error} ({'a key of --keys' if options.keys else access.key_from})", file=sys.stderr)
+        return int(Exit.CRASHED)
+    except ConnectionFailed as error:
+        print(f"paddock: {error}; start a gateway with `paddock up`, or name another with --url", file=sys.stderr)
         return int(Exit.CRASHED)
     except (BenchUnusable, TraceUnusable, ClientError) as error:
         print(f"paddock: {error}", file=sys.stderr)

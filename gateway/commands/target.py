@@ -164,10 +164,9 @@ def find(url: str | None, reading: sources.Reading[GatewaySettings]) -> Access:
     if url:
         # A key that was made for this machine is not sent elsewhere.
         address = url if "://" in url else f"http://{url}"
+        origin = f"the key came from {reading.origins['api_key']}; " if settings.api_key else ""
         return _kept_access(address, settings, kept) or Access(
-            address,
-            settings.api_key,
-            "give the key of that server with --api-key",
+            address, settings.api_key, f"{origin}give the key of that server with --api-key"
         )
     told = any(reading.origins[name] != "default" for name in ("host", "port"))
     running = address_file(settings.state_dir.expanduser())

@@ -235,7 +235,10 @@ class Machine:
         try:
             if private:
                 self._start_redis(tasks, private)
-            await fleet.wait_until_reachable()
+            if private:
+                await fleet.wait_until_reachable()
+            else:
+                await fleet.wait_until_reachable(self._settings.redis_wait_s, self._say)
             self._say("redis ready")
             supervisor = self._supervisor(fleet)
             self._stack.append(supervisor)
@@ -257,8 +260,8 @@ class Machine:
         else:
             if not self._over.is_set():
                 self._ready = True
-                self._console.held = False
                 await self._welcome()
+                self._console.held = False
                 if self._watch is not None:
                     self._beside.append(tasks.create_task(self._watch.run(supervisor)))
                 if self._models_dir is not None and (file := self._settings.catalog) is not None:

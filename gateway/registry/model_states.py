@@ -189,10 +189,6 @@ class ModelStates:
         """Return whether calls load the model: a machine may load it, and it need not have workers at all times."""
         return model not in self._meant() and bool(self.machines(model))
 
-    def is_kept(self, model: str) -> bool:
-        """Return whether the model should have workers at all times, on a machine that decides what is loaded."""
-        return model in self._meant() and bool(self.machines(model))
-
     def comes(self, model: str) -> bool:
         """Return whether the model gets a worker whether or not a call may load it: one loads, or has loaded a moment
         ago, or it sleeps, which any call ends, or calls don't load it."""

@@ -110,7 +110,7 @@ def main(args: Sequence[str], known: Collection[str] = (), parts: Mapping[str, t
 def make_parser(parts: Mapping[str, type[PaddockSettings]]) -> ArgumentParser:
     """Return the parser of the flags that are no settings. `parts`: kind of process -> the class of its settings."""
     parser = _Parser(prog="paddock drain", allow_abbrev=False, add_help=False)
-    parser.add_argument("part", choices=sorted(parts))
+    parser.add_argument("part", choices=sorted(parts), metavar="|".join(sorted(parts)))
     parser.add_argument("--url", default="")
     parser.add_argument("--timeout-s", type=_seconds)
     parser.add_argument("--settle-s", type=_seconds)

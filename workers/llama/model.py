@@ -90,6 +90,7 @@ class Model(NativeOwner):
         be computed; settings must not map the file then."""
         loaded_at = time.time()
         header = read_header(path)
+        _check_kind(path, header)
         log = native_log()
         start_numa(settings.numa)
         settings = replace(settings, override_kv=fitted_overrides(header, settings.override_kv))
@@ -158,6 +159,17 @@ def _is_encoder(pointer: int, header: GgufHeader, architecture: str) -> bool:
         return False
     both_ways = header.metadata.get(f"{architecture}.attention.causal") is False or architecture in _ENCODERS
     return both_ways or not c.llama_model_has_decoder(pointer)
+
+
+def _check_kind(path: Path, header: GgufHeader) -> None:
+    """Raise ModelError for a file that belongs to a model and is none."""
+    if header.text("general.type") == "adapter":
+        raise ModelError(
+            f"{path}: a LoRA adapter and no model; name it among the `adapters` of its model in a catalog, or give "
+            '--adapters \'[{"name": ..., "path": ...}]\' beside --model'
+        )
+    if header.text("general.architecture") == "clip":
+        raise ModelError(f"{path}: a projector and no model; give it as --projector beside its --model")
 
 
 def _refusal(path: Path, reason: str) -> ModelError:

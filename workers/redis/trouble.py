@@ -13,6 +13,9 @@ from typing import Final
 
 from redis.exceptions import ConnectionError, RedisError, ResponseError, TimeoutError
 
+NOT_TRIED = "not tried again yet: "
+"""Beginning of the error while a connection is not tried again; what failed last follows."""
+
 NO_ANSWER = (RedisError, OSError)
 """Errors that a command raises, or a pipeline returns, in place of an answer. asyncio's TimeoutError is an OSError."""
 
@@ -131,7 +134,7 @@ class Gate:
             return
         now = time.monotonic()
         if now < self._opens_at:
-            raise ConnectionError(f"not tried again yet: {self._why}")
+            raise ConnectionError(NOT_TRIED + self._why)
         self._close(now)
 
     def failed(self, why: object) -> None:

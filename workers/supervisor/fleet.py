@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import redis.asyncio
 from redis.exceptions import NoPermissionError, RedisError
@@ -13,6 +13,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from workers.planner.bounded_reads import LONGEST_ANSWER
 from workers.protocol import keys
 from workers.redis import link
+from workers.redis.trouble import NOT_TRIED
 from workers.sources import masked
 
 TIMEOUT_S = 1.0
@@ -52,17 +53,26 @@ class Fleet:
         except (RedisError, OSError, TimeoutError) as error:
             log.warning("could not tell the fleet that %s is gone: %s", worker_id, error)
 
-    async def wait_until_reachable(self, timeout_s: float = REACHABLE_S) -> None:
-        """Wait until Redis answers PING. Raises NoRedis after `timeout_s` seconds."""
-        deadline = time.monotonic() + timeout_s
+    async def wait_until_reachable(
+        self, timeout_s: float = REACHABLE_S, waiting: Callable[[str], None] = lambda line: None
+    ) -> None:
+        """Wait until Redis answers PING. `waiting` is told once that it does not yet. Raises NoRedis after `timeout_s`
+        seconds."""
+        deadline, is_told = time.monotonic() + timeout_s, False
+        where = masked("redis_url", self._url)
         while True:
             try:
                 await self._client.ping()
                 return
             except (RedisError, OSError) as error:
+                why = str(error).removeprefix(NOT_TRIED)
                 if time.monotonic() > deadline:
-                    where = masked("redis_url", self._url)
-                    raise NoRedis(f"no Redis at {where} after {timeout_s:g} s ({error}); check --redis-url") from None
+                    raise NoRedis(
+                        f"no Redis at {where} after {timeout_s:g} s ({why}); start it, or check --redis-url"
+                    ) from None
+                if not is_told:
+                    waiting(f"Redis does not answer yet ({why}); waiting up to {timeout_s:g} s (redis_wait_s)")
+                is_told = True
             await asyncio.sleep(POLL_S)
 
     async def present(self, workers: Mapping[str, str]) -> list[str]:

@@ -95,8 +95,9 @@ class ModelRoutes:
         else:
             verb = "start" if load else "stop"
             raise NotSupported(
-                f"No supervisor keeps workers of `{call.alias}`, so the gateway can't {verb} them. Run them under "
-                f"`paddock up` or `paddock supervisor`, or {verb} them yourself.",
+                f"No supervisor keeps workers of `{call.alias}`, so the gateway can't {verb} them. Give the model "
+                f"`workers` or `residency` in the catalog of `paddock up` or `paddock supervisor`, or {verb} them "
+                "yourself.",
                 param="model",
             )
         await send_json(send, {"success": True}, request_log_of(scope))

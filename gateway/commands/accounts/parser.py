@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import SUPPRESS, Action, ArgumentError, ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -75,6 +75,13 @@ class Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         name = self.prog.removeprefix("paddock ")
         raise Unusable(f"{name}: {message}; `{self.prog} --help` tells how it is used")
+
+    def _check_value(self, action: Action, value: Any) -> None:
+        """Raise ArgumentError for a word that is none of the action's choices; it names the nearest one."""
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            hint = nearest(str(value), known)
+            raise ArgumentError(action, f"{value!r} is not known{hint}; use one of: {', '.join(known)}")
 
     def refuse_unknown(self, words: Sequence[str]) -> None:
         """Raise Unusable if words are left that no parser knew."""

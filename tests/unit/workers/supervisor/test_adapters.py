@@ -69,8 +69,8 @@ def test_a_file_that_is_missing_is_told_before_anything_starts(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"adapters": "{}"}, "adapters: must be a JSON list"),
-        ({"adapters": "["}, "adapters: not valid JSON"),
+        ({"adapters": "{}"}, "--adapters: must be a JSON list"),
+        ({"adapters": "["}, "--adapters: not valid JSON"),
         ({"adapters": '[{"name": "a"}]'}, "give exactly one source: `path`"),
         ({"adapters": '[{"name": "a", "path": "x"}, {"name": "a", "path": "y"}]'}, "'a' is named twice"),
         ({"adapters": '[{"name": "a", "path": "x", "slot": 2}]'}, "unknown field `slot`"),

@@ -41,7 +41,7 @@ def test_texts_of_the_settings_reach_the_worker(monkeypatch: pytest.MonkeyPatch)
     ("value", "said"),
     [
         ('[""]', "length >= 1"),
-        ("{}", "shared_prompts: must be a JSON list"),
+        ("{}", "--shared-prompts: must be a JSON list"),
         (json.dumps(["x"] * 65), "length <= 64"),
         (json.dumps(["x" * MAX_SHARED_BYTES]), "take 98,308 bytes as JSON and may take 98,304"),
         (json.dumps(["\n" * (MAX_SHARED_BYTES // 2)]), "bytes as JSON"),
