@@ -301,7 +301,6 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     catalog = LiveCatalog(settings.catalog, metrics.note_catalog)
     callers, keys = _keys()
     unreadable = Unreadable(lambda kind: metrics.unreadable.labels(kind).inc())
-    # Each process numbers its calls from 1: on the wire, a restarted gateway must not be taken for its forerunner.
     process = gateway_process(gateway_id, secrets.token_hex(4))
     memory = MemoryBudget(settings.call_memory_bytes or _default_memory(settings))
     relay = Relay(process, settings.worker_secret, settings.stream_buffer_events, memory.reserve)

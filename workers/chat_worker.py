@@ -270,11 +270,7 @@ def open_chat_worker(
     )
     prompts = _prompts(model, spec, renderer, GuardedTokenizer(model.vocab, long_texts), media, n_ctx=n_ctx)
     identity = kv_identity(settings, model, spec, n_ctx=context.kv_tokens)
-    adapters = opened.enter_context(
-        contextlib.closing(
-            AdapterRegistry(model, context, max_adapters=settings.max_adapters, max_bytes=settings.adapters_mib << 20)
-        )
-    )
+    adapters = _registry(opened, model, context, settings)
     processes = opened.enter_context(contextlib.closing(Forks(model.path, model.overrides, launch=launch)))
     tier, slot_files = open_tier(settings, identity), open_slot_files(settings)
     for one in (tier, slot_files):
@@ -339,6 +335,14 @@ def _prompts(
         defaults=spec,
         media=None if media is None else media.reader,
     )
+
+
+def _registry(
+    opened: contextlib.ExitStack, model: Model, context: Context, settings: WorkerSettings
+) -> AdapterRegistry:
+    most, most_bytes = settings.max_adapters, settings.adapters_mib << 20
+    registry = AdapterRegistry(model, context, max_adapters=most, max_bytes=most_bytes)
+    return opened.enter_context(contextlib.closing(registry))
 
 
 def _register_adapters(registry: AdapterRegistry, adapters: Iterable[AdapterSpec]) -> None:

@@ -15,7 +15,7 @@ from workers.llama.model import Model
 from workers.llama.native import version
 from workers.llama.sampling.stages import Settings
 from workers.llama.tokens.vocab import Vocab
-from workers.models.regular_files import open_regular
+from workers.models.files import open_regular
 from workers.models.spec import LlamaSettings, is_template
 from workers.process.helper_process import Launch
 from workers.protocol.heartbeat import Modality, WorkerKind

@@ -15,7 +15,7 @@ from accounts.api.api import ADMINS, MANAGERS, AdminRequest, RouteRow, answer, r
 from accounts.api.forms import AuditQuery
 from accounts.database.schema import audit as rows
 from accounts.errors import Invalid
-from accounts.protocol.audit import DEEDS_PATH, Deed
+from accounts.protocol.audit import AUDITED_PATH, AuditedAction
 
 
 class AuditList(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +40,13 @@ class AuditRoutes:
 
     def gateway_rows(self) -> tuple[RouteRow, ...]:
         """Return the routes that gateways call for themselves, and forward nobody to."""
-        return (RouteRow("POST", DEEDS_PATH, ADMINS, self.note, "notes what an admin did at a gateway", Deed),)
+        return (RouteRow("POST", AUDITED_PATH, ADMINS, self.note, "notes an action at a gateway", AuditedAction),)
 
     def note(self, request: AdminRequest) -> Response:
         """Write down what an admin did at a gateway. Raises Invalid."""
-        deed = read_struct(request, Deed)
+        done = read_struct(request, AuditedAction)
         with self._changes.begin(actor_of(request.caller)) as change:
-            change.note(deed.action, deed.kind, deed.subject, deed.team, None, deed.after)
+            change.note(done.action, done.kind, done.subject, done.team, None, done.after)
         return answer({"number": change.number})
 
     def list(self, request: AdminRequest) -> Response:

@@ -1,4 +1,4 @@
-"""What admins do at a gateway, such as cancelling a call, as the gateway has the accounts service audit it."""
+"""An admin's action at a gateway, such as cancelling a call, in the form in which the accounts service audits it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-DEEDS_PATH = "/deeds"
+AUDITED_PATH = "/audited"
 """Of the accounts service. Gateways forward no path like it, so that only they can write there."""
 
 Word = Annotated[str, Meta(min_length=1, max_length=64)]
 Name = Annotated[str, Meta(max_length=256)]
 
 
-class Deed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AuditedAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing that an admin did; who it was is the request's caller."""
 
     action: Word

@@ -8,8 +8,10 @@ Metadata Request Headers; WHATWG Fetch, "Origin header".
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from time import time
 
 from starlette.types import Scope
@@ -17,10 +19,10 @@ from starlette.types import Scope
 from accounts.protocol.records import AccessRecord
 from accounts.protocol.sign_on import PLAIN_COOKIE, SECURE_COOKIE
 from gateway.access.directory import Directory
-from gateway.access.holder import Holder, make_holder
 from gateway.access.key_index import KeyIndex
+from gateway.access.proxies import Network, is_in, networks_of
 from gateway.call import Principal
-from gateway.errors import AuthenticationFailed, KeyMissing
+from gateway.errors import AuthenticationFailed, KeyExpired, KeyMissing, NetworkNotAllowed
 
 MAX_HOLDERS = 32_768
 """Maximum number of holders that are kept; of further keys the record is decoded again at each use, in about 10 us."""
@@ -36,6 +38,53 @@ CONSOLE = "/admin/"
 OF_CONSOLE = b"x-paddock-console"
 """The header of what the console reads: without TLS, browsers do not say which page sent a GET. A page of another
 origin can't send it along with cookies: its browser would ask first, and is not told that it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A key's principal, and the conditions on which it may call."""
+
+    principal: Principal
+    is_conditional: bool = False
+    """Whether there is a condition at all."""
+    valid_until: float = math.inf
+    """Unix time."""
+    is_replaced: bool = False
+    """Whether the key is the one before a rotation, valid only for a while."""
+    networks: tuple[Network, ...] = ()
+    """Networks from which the key may be used; empty: all."""
+
+    def check(self, address_of: Callable[[], str], now: float) -> None:
+        """Raise KeyExpired or NetworkNotAllowed if a condition is not met. `now`: unix time."""
+        if now > self.valid_until:
+            raise KeyExpired(self._expired())
+        if self.networks and not is_in(address := address_of(), self.networks):
+            raise NetworkNotAllowed(
+                f"This API key may not be used from {address or 'a Unix socket'}. Call from a network that it is for, "
+                "or have yours added to the key's `networks`."
+            )
+
+    def _expired(self) -> str:
+        if self.is_replaced:
+            return f"This API key was replaced, and was valid until {_shown(self.valid_until)}. Use the new one."
+        return f"This API key expired on {_shown(self.valid_until)}. Ask for a new one."
+
+
+def make_holder(record: AccessRecord, sha256: str, principal: Principal) -> Holder:
+    """Return the holder of a key. `sha256`: the key's hash, that of the record or the one before a rotation."""
+    valid_until = math.inf if record.expires_at is None else record.expires_at
+    is_replaced = sha256 != record.sha256 and record.previous_until < valid_until
+    if is_replaced:
+        valid_until = record.previous_until
+    is_conditional = bool(record.networks) or valid_until < math.inf
+    return Holder(principal, is_conditional, valid_until, is_replaced, networks_of(record.networks))
+
+
+def _shown(at: float) -> str:
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return f"{at:g} (unix time)"
 
 
 class Keys:

@@ -1,13 +1,13 @@
-"""The caller's address and scheme: those of the connection or, behind trusted proxies, those that they tell."""
+"""Networks, and the caller's address and scheme: the connection's or, behind trusted proxies, what those tell."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from ipaddress import ip_address
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
 
 from starlette.types import Scope
 
-from gateway.access.holder import Network, is_in, networks_of
+Network = IPv4Network | IPv6Network
 
 UNIX = "unix"
 """Stands among the trusted proxies for whoever connects by the Unix socket."""
@@ -82,3 +82,18 @@ def _hops(scope: Scope) -> Iterator[str]:
             yield str(ip_address(host.partition("%")[0]))
         except ValueError:
             yield ""
+
+
+def networks_of(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Return networks from their CIDRs or addresses. Raises ValueError."""
+    return tuple(ip_network(text, strict=False) for text in texts)
+
+
+def is_in(address: str, networks: Iterable[Network]) -> bool:
+    """Return whether an address lies in one of the networks. One of IPv4 in IPv6's form counts as IPv4."""
+    try:
+        given = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False  # that of a Unix socket is empty
+    found = given if isinstance(given, IPv4Address) else given.ipv4_mapped or given
+    return any(found in network for network in networks)

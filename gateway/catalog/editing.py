@@ -9,10 +9,10 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.catalog.line_faults import LineFault, check_text
 from gateway.catalog.live import LiveCatalog, told_of
 from gateway.errors import CatalogChanged, CatalogRefused, NotSupported
 from workers.models.catalog_file import differences
-from workers.models.catalog_lines import LineFault, check_text
 
 MAX_TEXT_BYTES = 1 << 20
 """Maximum bytes of a catalog that is shown or taken."""

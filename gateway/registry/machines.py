@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import redis.asyncio
 
-from gateway.store.hashes import read_hash
 from gateway.store.outage import Unreadable, answered
+from gateway.store.packed import read_hash
 from gateway.telemetry.metrics import Unread
 from workers.planner.hearing import Hearing
 from workers.planner.merge import MachineView, worker_of

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 import redis.asyncio
 
-from gateway.store.hashes import read_hash
 from gateway.store.outage import NO_ANSWER, Outage, Unreadable, raise_if_cancelled
-from gateway.store.packed import OF_ANOTHER_TYPE, Pauses, unpacked_keys, unpacked_texts
+from gateway.store.packed import OF_ANOTHER_TYPE, Pauses, read_hash, unpacked_keys, unpacked_texts
 from gateway.store.scripts import load_members_script
 from gateway.telemetry.metrics import Unread
 from workers.process.ticks import wait_tick

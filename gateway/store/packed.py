@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from struct import Struct
 from urllib.parse import unquote
+
+from gateway.store.outage import NO_ANSWER, Unreadable
+from gateway.store.scripts import load_members_script
+from gateway.telemetry.metrics import Unread
+from workers.redis.long_commands import LongCommands
+
+MOST_FIELDS, MOST_BYTES = 1024, 8 << 20
 
 _SPECIAL = str.maketrans({"%": "%25", "|": "%7C", "\n": "%0A", "\0": "%00"})
 _NOT_SPECIAL = frozenset("%|\n\0")
@@ -80,3 +87,31 @@ class Pauses:
             self.worked_s += took_s
             await asyncio.sleep(took_s)
             self._begun = time.thread_time()
+
+
+async def read_hash(
+    commands: LongCommands, name: str, kind: Unread, unreadable: Unreadable, longest_bytes: int
+) -> Mapping[bytes, bytes]:
+    """Return some MOST_FIELDS fields of a hash, of MOST_BYTES together; those that are longer than `longest_bytes` are
+    left out and counted, as are others once (`kind`). Raises redis.RedisError, OSError."""
+    source = load_members_script().source
+    call = ("EVAL", source, 1, name, "hash", longest_bytes, 2 * MOST_FIELDS, MOST_BYTES, b"0")
+    (answer,) = await commands.ask(call)
+    if isinstance(answer, NO_ANSWER):
+        raise answer
+    found: dict[bytes, bytes] = {}
+    pauses = Pauses()
+    for what, packed in unpacked_keys(answer):
+        if what == OF_ANOTHER_TYPE:
+            unreadable.skip(kind, name, packed)
+            continue
+        texts = unpacked_texts(packed)
+        if next(texts) != b"0":
+            unreadable.skip(kind, name, "its fields are too many to be read at once")
+        for field, value in zip(texts, texts, strict=False):
+            if max(len(field), len(value)) > longest_bytes:
+                unreadable.skip(kind, field, f"it has more than {longest_bytes} bytes")
+            else:
+                found[field] = value
+            await pauses.rest()
+    return found

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from workers.llama.gguf import BLOCKS, GgufHeader, TensorInfo, parse_header
 from workers.llama.model import Model
 from workers.llama.native import AdapterError, AdapterUnreadable, ModelError, native_log
-from workers.models.regular_files import NotAFile, open_regular
+from workers.models.files import NotAFile, open_regular
 
 __all__ = ["Adapter", "AdapterError", "AdapterFile", "AdapterUnreadable", "AppliedAdapters", "inspect"]
 

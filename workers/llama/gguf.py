@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workers.llama.native import ModelError
-from workers.models.regular_files import NotAFile, open_regular
+from workers.models.files import NotAFile, open_regular
 
 Scalar = int | float | bool | str
 Value = Scalar | list[Scalar]

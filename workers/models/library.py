@@ -17,9 +17,16 @@ from msgspec.structs import replace
 from workers.models import catalog
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.fetched import Fetched, FileChanged
-from workers.models.files import clean_name, decode_model, first_part, parse_reference
+from workers.models.files import (
+    NotAFile,
+    check_regular,
+    clean_name,
+    decode_model,
+    first_part,
+    open_regular,
+    parse_reference,
+)
 from workers.models.generation import DraftSpec, SpeculationSettings
-from workers.models.regular_files import NotAFile, check_regular, open_regular
 from workers.models.spec import NO_PROJECTOR, TEMPLATE_NAMES, AdapterSpec, ModelSpec, is_template
 from workers.process import parent_death
 from workers.protocol.exits import Exit

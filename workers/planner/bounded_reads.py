@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is asked for by one pipeline."""
+    """The hashes and fields that one pipeline asks for."""
 
     hashes: tuple[str, ...]
     fields: tuple[Field, ...]
@@ -48,7 +48,7 @@ class Reading:
 
 @dataclass(slots=True)
 class BoundedReads:
-    """What one process reads of others."""
+    """Reads what other processes have written, as far as it is not too much."""
 
     client: redis.asyncio.Redis
     num_skipped: int = 0

@@ -111,7 +111,8 @@ def _parse_block(block: bytes) -> Frame | None:
 
 
 def gateway_process(gateway_id: str, start: str) -> str:
-    """Return the name of one process of a gateway. `start` makes it unique: each process numbers its calls from 1."""
+    """Return the name of one process of a gateway. `start` makes it unique: each process numbers its calls from 1, and
+    a restarted gateway must not be taken for its forerunner."""
     return f"{gateway_id}.{start}"
 
 

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from accounts.protocol.audit import DEEDS_PATH, Deed
+from accounts.protocol.audit import AUDITED_PATH, AuditedAction
 from accounts.protocol.caller import HEADER, Caller, seal_caller
 from gateway.access.control import Shares
 from gateway.access.proxies import TrustedProxies
@@ -133,8 +133,8 @@ class AccountsRoute:
         if not self._is_set_up or self._session is None:
             return False
         headers = {HEADER: seal_caller(self._caller(principal, Request(scope)), self._secret)}
-        done = Deed(action=action, kind=kind, subject=subject, team=team, after=after)
-        url = self._base.with_path(DEEDS_PATH)
+        done = AuditedAction(action=action, kind=kind, subject=subject, team=team, after=after)
+        url = self._base.with_path(AUDITED_PATH)
         timeout = aiohttp.ClientTimeout(total=NOTE_S)
         try:
             async with self._session.post(

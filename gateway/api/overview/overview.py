@@ -21,8 +21,8 @@ from gateway.registry.machines import Machines
 from gateway.registry.model_states import ModelStates, effective
 from gateway.registry.snapshot import FleetSnapshot, FleetView
 from gateway.routing.retries import Circuits, CircuitStatus
-from gateway.store.hashes import read_hash
 from gateway.store.outage import Unreadable, answered
+from gateway.store.packed import read_hash
 from gateway.store.queue_inspector import QueueInspector
 from gateway.telemetry.metrics import Unread
 from workers.planner.merge import MachineView

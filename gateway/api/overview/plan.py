@@ -28,8 +28,8 @@ from gateway.registry.desired_models import DesiredModels
 from gateway.registry.machines import Machines
 from gateway.registry.model_states import ModelStates
 from gateway.registry.snapshot import FleetView
-from gateway.store.hashes import read_hash
 from gateway.store.outage import Unreadable, answered
+from gateway.store.packed import read_hash
 from gateway.telemetry.metrics import Unread
 from workers.planner.merge import MachineView, all_demand, describe, merge
 from workers.protocol import keys
@@ -45,7 +45,7 @@ WISHES = get_args(Wish)
 
 
 class WishedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a wish would do."""
+    """The plan for a wish of an admin: what it would start and stop."""
 
     action: Wish
     model: str

@@ -14,8 +14,8 @@ from gateway.admission.demand import KEY_TTL_S, LEAST_S, TOLD_BYTES
 from gateway.errors import ModelNotLoaded
 from gateway.registry.model_states import ModelStates
 from gateway.store.client import connect
-from gateway.store.hashes import read_hash
 from gateway.store.outage import Unreadable
+from gateway.store.packed import read_hash
 from gateway.telemetry.metrics import Unread
 from tests.integration.admission.conftest import Start
 from tests.integration.admission.test_slots import Guest

@@ -17,8 +17,8 @@ from tests.support import adapter_files
 from tests.support.projectors import write_pair
 from tests.support.stack import DEMO_MODEL
 from workers.llama.gguf import read_header
+from workers.models.folder.contents import HeaderFacts
 from workers.models.folder.folder import read_facts
-from workers.models.folder.header_facts import HeaderFacts
 from workers.protocol.exits import Exit
 
 KEY = "pk-folder"

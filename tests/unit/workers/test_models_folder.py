@@ -11,9 +11,8 @@ import pytest
 
 from workers.models.catalog import CatalogError
 from workers.models.files import clean_name
-from workers.models.folder.contents import Contents, contents_of
+from workers.models.folder.contents import Contents, HeaderFacts, Kind, contents_of
 from workers.models.folder.folder import ModelsFolder, catalog_of, folder_of
-from workers.models.folder.header_facts import HeaderFacts, Kind
 from workers.settings import SupervisorSettings
 
 FOLDER = Path("/models")

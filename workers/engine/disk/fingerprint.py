@@ -28,7 +28,7 @@ import msgspec
 
 from workers.llama.gguf import GgufHeader
 from workers.llama.native import build_id
-from workers.models.regular_files import open_regular
+from workers.models.files import open_regular
 from workers.models.spec import LlamaSettings
 
 CHUNK_BYTES = 8 << 20

@@ -6,10 +6,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from workers.models.files import SPLIT, clean_name
-from workers.models.folder.header_facts import HeaderFacts, Kind
 from workers.models.hub.choice import choose_projector
+
+Kind = Literal["model", "projector", "adapter", "control vector", "importance matrix", "vocabulary"]
 
 MAX_NAME_CHARS = 128
 SUFFIX_LENGTH = len(".gguf")
@@ -25,6 +29,18 @@ OF_NAMES = re.compile(rf"(?:^|[-_.])(?:mmproj|{QUANT})(?=[-_.]|$)", re.IGNORECAS
 """What names of files have beside the name of the model."""
 NAMELESS = frozenset({"", "model"})
 """Names of projectors that say nothing of their model."""
+
+
+class HeaderFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The kind of one GGUF file, or why it can't be told."""
+
+    kind: Kind = "model"
+    fault: str = ""
+    """What is wrong with the file; empty: nothing, as far as its header and its length tell."""
+
+
+encode_facts = msgspec.json.Encoder().encode
+decode_facts = msgspec.json.Decoder(HeaderFacts).decode
 
 
 @dataclass(frozen=True, slots=True)

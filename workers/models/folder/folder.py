@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from workers.models import catalog
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.files import SUFFIX, parts
-from workers.models.folder.contents import Contents, contents_of, is_first
-from workers.models.folder.header_facts import HeaderFacts, decode_facts
+from workers.models.folder.contents import Contents, HeaderFacts, contents_of, decode_facts, is_first
 from workers.models.library import with_absolute_paths
 from workers.process import parent_death
 from workers.settings import SupervisorSettings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from workers.llama.gguf import GgufHeader, read_header
 from workers.llama.native import ModelError
-from workers.models.folder.header_facts import HeaderFacts, Kind, encode_facts
+from workers.models.folder.contents import HeaderFacts, Kind, encode_facts
 from workers.process import parent_death
 
 

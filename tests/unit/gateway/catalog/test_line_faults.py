@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.models.catalog_lines import check_text
+from gateway.catalog.line_faults import check_text
 
 FILE = Path("catalog.yaml")
 GOOD = "models:\n  - {name: one, path: one.gguf}\naliases:\n  gpt: one\n"
