@@ -44,9 +44,14 @@ class Server:
         return self.base_url.rstrip("/").removesuffix("/v1")
 
     def options(self) -> dict[str, Any]:
-        """Return the options for httpx2's clients. Raises ConnectionFailed if the file `verify_ssl` can't be used."""
+        """Return the options for httpx2's clients. Raises ClientError if the key can't be sent, and ConnectionFailed if
+        the file `verify_ssl` can't be used."""
         headers = {"user-agent": "paddock-client", **self.headers}
         if self.api_key:
+            if not (self.api_key.isascii() and self.api_key.isprintable()):
+                raise ClientError(
+                    "api_key: it holds a line break or a letter outside of ASCII; give one key, as it was made"
+                )
             headers["authorization"] = f"Bearer {self.api_key}"
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
         return {"headers": headers, "timeout": self._timeout(), "verify": self._verify(), "limits": limits}

@@ -177,3 +177,10 @@ async def test_waiting_until_it_is_ready(
     assert not client.is_ready()
     with pytest.raises(NotReady, match=r"not ready within 0.05 s: Loading model"):
         client.wait_until_ready(timeout=0.05, poll_interval=0.01)
+
+
+@pytest.mark.parametrize("key", ["pk-one\npk-two", "pk-\u2026", "pk-one\t"])
+def test_a_key_that_no_header_can_hold_is_told_and_not_repeated(key: str) -> None:
+    with pytest.raises(ClientError, match="api_key: it holds a line break or a letter outside of ASCII") as raised:
+        Client(api_key=key)
+    assert "pk-" not in raised.value.message
