@@ -17,6 +17,7 @@ from typing import Any
 import redis.asyncio
 
 from workers.protocol.residency import LONGEST_TOLD
+from workers.redis.bounded_answers import AnswerTooLong
 
 MOST_BYTES = 16 << 20
 """Maximum bytes of a hash's fields together; others are left out."""
@@ -81,6 +82,9 @@ class BoundedReads:
         self, reading: Reading, answers: Sequence[Any]
     ) -> tuple[list[dict[bytes, bytes]], list[bytes | None]]:
         """Return what the hashes and fields of a reading have. Raises redis.RedisError, OSError."""
+        for answer in answers:
+            if isinstance(answer, AnswerTooLong):  # a Cluster's client has it in place of the answer
+                raise answer
         of_hashes, of_fields = answers[: len(reading.hashes)], answers[len(reading.hashes) :]
         if not reading.is_careful:
             hashes = [self._kept(name, found) for name, found in zip(reading.hashes, of_hashes, strict=True)]

@@ -71,6 +71,8 @@ class ClusterClient(RedisCluster):
     ) -> None:
         """`max_under_way`: maximum number of commands or pipelines at once. Others wait, and may time out meanwhile.
         `kind`: the class of the connections."""
+        options = dict(options)
+        of_connections = {"parser_class": options.pop("parser_class")} if "parser_class" in options else {}
         super().__init__(
             startup_nodes=[ClusterNode(host, port) for host, port in hosts],
             # If some slots have no server, models in the other slots are still served.
@@ -79,9 +81,11 @@ class ClusterClient(RedisCluster):
             max_connections=NODE_CONNECTIONS,
             **options,
         )
-        self.connection_kwargs["connection_class"] = kind  # the library takes none, and makes later nodes with these
+        # The library takes neither, and makes later nodes with these.
+        self.connection_kwargs |= {"connection_class": kind, **of_connections}
         for node in self.startup_nodes:
             node.connection_class = kind
+            node.connection_kwargs |= of_connections
         self.retries = retries
         self._gate = Gate()
         self._bound_s = 2 * timeout_s

@@ -23,6 +23,9 @@ from tests.support.redis_fleet import ClusterFleet, SentinelFleet, ask
 from tests.support.redis_server import RedisServer, redis_binaries, redis_version
 from tests.support.tls_proxy import Certificates, make_certificates, tls_in_front_of
 from tests.support.waiting import until
+from workers.planner.exchange import Exchange
+from workers.protocol import keys
+from workers.redis import link
 from workers.redis.channel import follow
 
 APPEND = 'redis.call("RPUSH", KEYS[1] .. "log", ARGV[1]) return ARGV[1]'
@@ -69,6 +72,23 @@ def models(cluster: ClusterFleet) -> dict[int, str]:
     for n in range(100):
         found.setdefault(cluster.owner(f"pd:{{m{n}}}:").port, f"pd:{{m{n}}}:")
     return found
+
+
+async def test_long_answers_are_cut_off_on_a_cluster_too(cluster: ClusterFleet, client: redis.asyncio.Redis) -> None:
+    """As supervisors read it; and on the nodes that are found later."""
+    prefixes = sorted(models(cluster).values())
+    assert len(prefixes) == 3
+    async with link.connect(cluster.url, timeout_s=2.0, retries=0, longest_bytes=1 << 20) as bounded:
+        for prefix in prefixes:
+            await client.hset(prefix + "h", mapping={"short": b"x", "long": b"x" * (2 << 20)})
+            assert await bounded.hget(prefix + "h", "short") == b"x"
+            with pytest.raises(ConnectionError, match="more than 1,048,576 bytes"):
+                await bounded.hgetall(prefix + "h")
+        exchange = Exchange(bounded, "host1")
+        await client.hset(keys.MACHINES, "huge", b"x" * (2 << 20))
+        assert await exchange.others_at_start(time.time()) is None
+        assert await exchange.others_at_start(time.time()) == frozenset()
+        assert await exchange.look({}) is not None
 
 
 async def test_scripts_of_all_models_run_in_order_on_a_cluster(
