@@ -52,7 +52,9 @@ def test_the_first_steps_are_true(notes: Notes) -> None:
     of_gateway = found.one("Service", "gateway")
     assert (service, int(port)) == (of_gateway["metadata"]["name"], of_gateway["spec"]["ports"][0]["port"])
     assert '"model": "gemma-3-1b"' in text
-    assert "held, for 900 s at most" in text
+    assert "held, for 900 s at most:\n\n   kubectl" in text
+    assert "\n\n4. Or have" in text
+    assert "$URL/ui is a console" in text
     assert "-n llm test p --timeout 17m\n" in text
     assert "were generated and stay over upgrades" in text
     assert "Redis keeps nothing on disk" in text
@@ -84,6 +86,10 @@ def test_they_follow_the_values(notes: Notes) -> None:
     assert "KEDA, 2.18 or later" in text
     assert "while http://prom:9090 is away" in text
     assert "--timeout 63m\n" in text
+
+
+def test_a_console_that_is_off_is_not_told_of(notes: Notes) -> None:
+    assert "console" not in notes({"gateway": {"settings": {"console": False}}})[0]
 
 
 def test_a_runbook_that_has_an_address_needs_no_words(notes: Notes) -> None:
