@@ -83,6 +83,7 @@ from gateway.limits.limiter import RateLimits
 from gateway.limits.sync import LimitSync
 from gateway.registry.desired_models import DesiredModels
 from gateway.registry.fleet import Fleet, FleetSnapshot
+from gateway.registry.libraries import Libraries
 from gateway.registry.machines import Machines
 from gateway.registry.model_states import ModelStates
 from gateway.registry.snapshot import FirstWorkers
@@ -438,6 +439,7 @@ def _handlers(
     loader = MediaLoader(fleet, Fetcher(_fetch_bounds(settings)), max_media_bytes, settings.max_body_bytes)
     calls = CallHandlers(resolver, pipeline, intake, pings, resumable, core.queries, loader)
     reader, desired_models, chat = RequestReader(resolver, intake), DesiredModels(redis), ChatDialect()
+    libraries = Libraries(redis, core.unreadable)
     listing, states = Models(catalog, fleet, desired_models, core.states, core.prices), core.states
     models = partial(answer_models, listing.show, ModelInfos(catalog, fleet).show)
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
@@ -464,7 +466,7 @@ def _handlers(
         "models": models,
         "model": models,
         "native_models": listing.show_merged,
-        "model_news": ModelNews(listing, states, core.is_leaving, settings.ping_interval_s).answer,
+        "model_news": ModelNews(listing, states, libraries, core.is_leaving, settings.ping_interval_s).answer,
         **unserved_handlers(),
         "health": Health(is_open=settings.open).answer,
         "version": version,
@@ -477,7 +479,7 @@ def _handlers(
         "metrics": MetricsPage(core.metrics.registry, core.gauges.update, shared_ports, targets).answer,
         "targets": Targets(fleet, targets).answer,
         **native_handlers(
-            calls, reader, fleet, core.desired_adapters, desired_models, states, chat, enabled, storage_of
+            calls, reader, fleet, core.desired_adapters, desired_models, states, libraries, chat, enabled, storage_of
         ),
         **({} if settings.metrics_endpoint else dict.fromkeys(("metrics", "targets"), refuse_metrics)),
     }

@@ -273,7 +273,7 @@ NATIVE = DialectTable(
         "POST /lora-adapters": 'an array of `{"id", "scale"}`',
         "POST /models/load": "an object with `model`",
         "POST /models/unload": "an object with `model`",
-        "POST /models": UNSERVED,
+        "POST /models": "an object with `model`, a reference to the hub, and `machine` where there are several",
         "POST /v1/chat/completions/control": UNSERVED,
         "POST /v1/streams/lookup": UNSERVED,
         "POST /tools": UNSERVED,

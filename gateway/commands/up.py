@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import msgspec
+from redis.asyncio import Redis
 
 from accounts.protocol.records import KeysInvalid, read_records
 from accounts.protocol.sign_on import SignOnInvalid, read_sign_on
@@ -30,6 +31,7 @@ from gateway.commands.target import address_file, address_of, welcome
 from gateway.settings import GatewaySettings, UpSettings
 from gateway.tls import files_of, unverified
 from workers import sources
+from workers.commands.models.orders import LibraryOrders
 from workers.http_server.tls import TlsUnusable
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.folder.folder import ModelsFolder, folder_of
@@ -109,8 +111,10 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
             write_specs(workers, ready)
             file = settings.catalog if watched is None else ready.catalog
             watch = None if file is None else CatalogWatch(file.absolute(), library, site, console, residents)
+            now = watched.load if watched is not None else partial(wanted, settings)
+            orders = partial(LibraryOrders, library, site.host, folder.path, now, console.say)
             machine = Machine(
-                ready, folder, listeners, workers, console, terminal.show, started, watch, residents, watched
+                ready, folder, listeners, workers, console, terminal.show, started, orders, watch, residents, watched
             )
             return asyncio.run(machine.run())
     except (CatalogError, KeysInvalid, SignOnInvalid, OpenRefused, FolderTaken, TlsUnusable) as error:
@@ -171,13 +175,14 @@ class Machine:
         console: Console,
         show: Callable[[str], None],
         started: float,
+        orders: Callable[[Redis], LibraryOrders],
         watch: CatalogWatch | None = None,
         residents: Residents | None = None,
         models_dir: FolderWatch | None = None,
     ) -> None:
-        """`show` prints a text on standard output. `watch` follows the catalog's file; None: there is none. `residents`
-        loads models on demand; None: all workers run from the start. `models_dir` follows the folder whose models are
-        served; None: there is none."""
+        """`show` prints a text on standard output. `orders` carries out what admins order of the models folder. `watch`
+        follows the catalog's file; None: there is none. `residents` loads models on demand; None: all workers run from
+        the start. `models_dir` follows the folder whose models are served; None: there is none."""
         self._settings = settings
         self._folder = folder
         self._listeners = listeners
@@ -194,6 +199,7 @@ class Machine:
         """The parts that run beside the gateways, in the order in which they were started."""
         self._gateways: list[Child] = []
         self._renewing: asyncio.Task[None] | None = None
+        self._orders = orders
         self._watch = watch
         self._residents = residents
         self._models_dir = models_dir
@@ -245,6 +251,7 @@ class Machine:
             if self._settings.accounts:
                 self._stack.append(self._keep(tasks, self._accounts(), self._restore, final=frozenset()))
             tasks.create_task(self._keep_workers(supervisor))
+            self._beside.append(tasks.create_task(self._orders(fleet.client).run()))
             if self._residents is not None:
                 self._beside.append(tasks.create_task(self._residents.run(supervisor, fleet)))
             for number in range(max(1, len(self._listeners.own))):

@@ -137,6 +137,7 @@ class Unread(StrEnum):
     RESIDENCY = "pd:residency"
     DEMAND = "pd:demand"
     ASKED = "pd:asked"
+    LIBRARY = "pd:library"
     MACHINES = "pd:machines"
     MACHINE_MODELS = "pd:machines:models"
     WORKERS = "pd:{model}:workers"

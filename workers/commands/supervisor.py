@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from functools import partial
 
+from workers.commands.models.orders import LibraryOrders
 from workers.models.catalog import CatalogError
 from workers.models.library import Library, ModelUnusable, wanted
 from workers.process.signals import StopSignals
@@ -76,6 +78,9 @@ async def _keep(
             if settings.catalog is not None:
                 watch = CatalogWatch(settings.catalog, library, site, console, residents)
                 beside.append(tasks.create_task(watch.run(supervisor)))
+            catalog = partial(wanted, settings)
+            orders = LibraryOrders(library, site.host, settings.state_dir, catalog, console.say, fleet.client)
+            beside.append(tasks.create_task(orders.run()))
             if residents is not None:
                 beside.append(tasks.create_task(residents.run(supervisor, fleet)))
             with StopSignals(lambda: stops.append(tasks.create_task(supervisor.stop())), supervisor.hurry):

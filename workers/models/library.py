@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ from workers.models.files import (
     parse_reference,
 )
 from workers.models.generation import DraftSpec, SpeculationSettings
+from workers.models.hub.watch import DownloadWatch
 from workers.models.spec import NO_PROJECTOR, TEMPLATE_NAMES, AdapterSpec, ModelSpec, is_template
 from workers.process import parent_death
 from workers.protocol.exits import Exit
@@ -129,6 +130,22 @@ class Library:
         check_gguf(path, reference)
         return path
 
+    def bring(self, reference: str, watch: DownloadWatch) -> Path:
+        """Download a model of the hub, with its projector if it has one, unless it is there, and return its path.
+        Blocks until it is there, or `watch` is cancelled. Raises ModelUnusable."""
+        try:
+            found = self.fetched.path_of(reference, with_projector=True)
+            path = self._brought(reference, with_projector=True, watch=watch) if found is None else found
+        except FileChanged as error:
+            raise ModelUnusable(str(error)) from None
+        check_gguf(path, reference)
+        return path
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether nothing is fetched."""
+        return self._is_offline
+
     def _with_companions(self, model: ModelSpec) -> ModelSpec:
         """Return the model with the checked local files of itself, its projector, adapters and draft model. Raises
         ModelUnusable."""
@@ -183,7 +200,7 @@ class Library:
             print(f"paddock: {error}; {reference} is served as it is, without a projector", file=sys.stderr)
             return found
 
-    def _brought(self, reference: str, *, with_projector: bool) -> Path:
+    def _brought(self, reference: str, *, with_projector: bool, watch: DownloadWatch | None = None) -> Path:
         """Fetch a model from the hub and return the path of its file. Raises ModelUnusable, FileChanged."""
         if self._is_offline:
             raise ModelUnusable(
@@ -198,14 +215,16 @@ class Library:
                 found = self.fetched.path_of(reference, with_projector=with_projector)
                 if found and (not with_projector or self.fetched.has_looked_for_projector(reference)):
                     return found
-                return self._fetch(reference, deadline, with_projector=with_projector)
+                return self._fetch(reference, deadline, with_projector=with_projector, watch=watch)
         except OSError as error:
             raise ModelUnusable(
                 f"could not keep {reference} in {self.folder}: {error.strerror}; "
                 "name a folder that you may write to with --models-dir"
             ) from None
 
-    def _fetch(self, reference: str, deadline: float, *, with_projector: bool) -> Path:
+    def _fetch(
+        self, reference: str, deadline: float, *, with_projector: bool, watch: DownloadWatch | None = None
+    ) -> Path:
         command = [sys.executable, "-m", "workers.models.hub", reference, str(self.folder)]
         # Missing files of a model are fetched of the same commit as the files that are there.
         command += ["--commit", commit] if (commit := self.fetched.commit_of(reference)) else []
@@ -214,22 +233,13 @@ class Library:
         environment = {**os.environ, parent_death.VARIABLE: str(os.getpid())}
         left_s = max(deadline - time.monotonic(), 1.0)
         try:
-            # In its own session, the child does not get Ctrl-C from the terminal in the middle of its imports: it is
-            # killed from here.
-            answer = subprocess.run(
-                command,
-                stdout=subprocess.PIPE,
-                text=True,
-                check=False,
-                env=environment,
-                start_new_session=True,
-                timeout=left_s,
-            )
+            code, last = _run(command, environment, left_s, watch)
         except subprocess.TimeoutExpired:
             raise self._late(reference) from None
-        if answer.returncode != 0:
-            raise ModelUnusable(f"could not fetch {reference} from the Hugging Face hub")
-        model = decode_model(answer.stdout.strip().splitlines()[-1])
+        if code != 0:
+            reason = f": {watch.complaint}" if watch is not None and watch.complaint else ""
+            raise ModelUnusable(f"could not fetch {reference} from the Hugging Face hub{reason}")
+        model = decode_model(last)
         self.fetched.keep(reference, model)
         return Path(model.path)
 
@@ -253,6 +263,35 @@ class Library:
             f"{reference} was not fetched within {self._patience_s:g} s (fetch_timeout_s); what has come is kept: "
             "start again to go on, or allow more time"
         )
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], timeout_s: float, watch: DownloadWatch | None
+) -> tuple[int, str]:
+    """Return the exit code of a process, and the last line that it printed. Raises subprocess.TimeoutExpired."""
+    # In its own session, the child does not get Ctrl-C from the terminal in the middle of its imports: it is killed
+    # from here.
+    if watch is None:
+        answer = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=environment,
+            start_new_session=True,
+            timeout=timeout_s,
+        )
+        return answer.returncode, next(iter(answer.stdout.strip().splitlines()[-1:]), "")
+    with subprocess.Popen(
+        [*command, "--progress"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        last = watch.follow(process, timeout_s)
+        return process.returncode, last
 
 
 def check_template(model: ModelSpec) -> None:

@@ -140,6 +140,8 @@ RESIDENCY = "pd:residency"
 MACHINES = "pd:machines"
 MACHINE_MODELS = "pd:machines:models"
 ORDERS = "pd:orders"
+LIBRARY = "pd:library"
+LIBRARY_ORDERS = "pd:library:orders"
 PLANNER = "pd:planner"
 WANTED_CHANNEL = "pd:wanted"
 CALLS_CHANNEL = "pd:calls"
@@ -299,6 +301,9 @@ _NAMES: Mapping[Role, tuple[str, ...]] = {
         ORDERS,
         PLANNER,
         PLANNER_FENCE,
+        # What admins order of its models folder, and what becomes of it.
+        LIBRARY,
+        LIBRARY_ORDERS,
     ),
     "worker": (
         MODELS,

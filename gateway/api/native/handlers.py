@@ -12,11 +12,13 @@ from gateway.api.dialect import Handler
 from gateway.api.native.completion import CompletionDialect
 from gateway.api.native.embedding import EmbeddingDialect
 from gateway.api.native.lora import AdapterRoutes
+from gateway.api.native.model_files import ModelFiles
 from gateway.api.native.props import EnabledRoutes, ModelRoutes
 from gateway.api.native.request_reader import RequestReader
 from gateway.api.native.slots import LiveFleetInfo, SlotRoutes, refuse_slots
 from gateway.api.native.texts import ChatReader, TextRoutes
 from gateway.registry.desired_models import DesiredModels
+from gateway.registry.libraries import Libraries
 from gateway.registry.model_states import ModelStates
 from gateway.registry.snapshot import FleetView
 
@@ -28,6 +30,7 @@ def native_handlers(
     desired_adapters: DesiredAdapters,
     desired_models: DesiredModels,
     states: ModelStates,
+    libraries: Libraries,
     chat: ChatReader,
     enabled: EnabledRoutes,
     limits_of: Callable[[str], TeamLimits],
@@ -37,6 +40,7 @@ def native_handlers(
     queries, call_adapters = calls.queries, calls.pipeline.adapters
     info = LiveFleetInfo(queries, call_adapters)
     models = ModelRoutes(reader, queries, desired_models, states, enabled)
+    files = ModelFiles(reader, libraries)
     slots = SlotRoutes(reader, queries, call_adapters, limits_of)
     texts = TextRoutes(reader, queries, chat, calls.media)
     adapters = AdapterRoutes(reader, fleet, queries, desired_adapters, AdapterRegistrar(queries, desired_adapters))
@@ -49,6 +53,8 @@ def native_handlers(
         "native_embedding": calls.pool(EmbeddingDialect(), takes_media=True),
         "props": models.show_props,
         "change_props": models.change_props,
+        "download_model": files.download,
+        "remove_model": files.remove,
         "load_model": models.load,
         "unload_model": models.unload,
         "slots": slots.show if enabled.slots else refuse_slots,

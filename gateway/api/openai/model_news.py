@@ -17,8 +17,11 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.http.listeners import Listeners
 from gateway.api.http.streaming import data
 from gateway.api.openai.models import Models
+from gateway.api.operations.health import SharedQuery
 from gateway.call import Principal
+from gateway.registry.libraries import Libraries
 from gateway.registry.model_states import ModelStates
+from workers.protocol.library import Download
 from workers.protocol.residency import TOLD_EVERY_S
 
 Statuses = Mapping[str, Mapping[str, Any]]
@@ -36,25 +39,54 @@ def events_of(before: Statuses, now: Statuses) -> Iterator[dict[str, Any]]:
         yield {"model": name, "event": "model_remove"}
 
 
+def download_events(before: Mapping[str, Download] | None, now: Mapping[str, Download]) -> Iterator[dict[str, Any]]:
+    """Yield what has changed between two lists of downloads (reference -> download), as llama-server's events.
+    `before`: None at first, when ends are no news."""
+    for model, download in now.items():
+        known = (before or {}).get(model)
+        if download == known or (before is None and download.status != "downloading"):
+            continue
+        if download.files and (known is None or download.files != known.files or download.since != known.since):
+            files = {url: {"done": file.done, "total": file.total} for url, file in download.files.items()}
+            yield {"model": model, "event": "download_progress", "data": files}
+        if download.status == "finished":
+            yield {"model": model, "event": "download_finished", "data": {}}
+        elif download.status == "failed":
+            yield {"model": model, "event": "download_failed", "data": {"reason": download.reason}}
+        elif download.status == "removed":
+            yield {"model": model, "event": "model_remove"}
+
+
 class ModelNews:
-    """Tells listeners what becomes of the models that their keys may use."""
+    """Tells listeners what becomes of the models that their keys may use, and admins of what is downloaded."""
 
     def __init__(
-        self, models: Models, states: ModelStates, is_leaving: Callable[[], bool], ping_interval_s: float
+        self,
+        models: Models,
+        states: ModelStates,
+        libraries: Libraries,
+        is_leaving: Callable[[], bool],
+        ping_interval_s: float,
     ) -> None:
         """`is_leaving` returns whether this gateway drains or stops, which ends all streams."""
         self._models = models
         self._states = states
+        self._downloads = SharedQuery(libraries.downloads, TOLD_EVERY_S)
         self._listeners = Listeners(is_leaving, ping_interval_s, TOLD_EVERY_S)
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client leaves. Raises TooManyRequests, TooManyConnections."""
         told: Statuses = {}
+        downloads: Mapping[str, Download] | None = None
 
         async def next_events() -> bytes:
-            nonlocal told
+            nonlocal told, downloads
             before, told = told, self._models.statuses(principal, await self._models.coming.ask())
-            return b"".join(data(_encode(event)) for event in events_of(before, told))
+            events = [*events_of(before, told)]
+            if principal.admin:
+                known, downloads = downloads, await self._downloads.ask()
+                events += download_events(known, downloads)
+            return b"".join(data(_encode(event)) for event in events)
 
         with self._states.watched():
             await self._listeners.serve(principal, scope, receive, send, next_events)

@@ -365,8 +365,6 @@ REASONS: Mapping[str, str] = {
     "control": "Paddock ends no thought that is under way. Send its bound with the request: `reasoning_budget_tokens`.",
     "agent_tools": "Paddock runs no tools. Send yours as `tools` of a chat, run what the model calls, and send what "
     "came of it.",
-    "model_files": "Paddock fetches and deletes no models for callers. List them in the catalog, with where they "
-    "come from.",
 }
 """Name of a handler -> message for its callers; one for each route that is not served."""
 

@@ -93,6 +93,8 @@ FORBIDDEN: dict[str, Callable[[Client], Awaitable[Any]]] = {
     "pass for calls that want a model": lambda redis: redis.hset(keys.DEMAND, "g", "{}"),
     "keep supervisors from hearing of calls": lambda redis: redis.hdel(keys.DEMAND, "g"),
     "see which models are wanted": lambda redis: redis.hgetall(keys.DEMAND),
+    "have a model downloaded": lambda redis: redis.hset(keys.LIBRARY_ORDERS, "1", "{}"),
+    "say what has been downloaded": lambda redis: redis.hset(keys.LIBRARY, "host1", "{}"),
     "have a model loaded": lambda redis: redis.hset(keys.ASKED, "m", "1"),
     "have a model unloaded": lambda redis: redis.set(keys.unloaded("m"), 1),
     "pass for its supervisor": lambda redis: redis.set(keys.supervised("m"), 1),
@@ -103,7 +105,7 @@ FORBIDDEN: dict[str, Callable[[Client], Awaitable[Any]]] = {
     "wake a machine": lambda redis: redis.publish(keys.machine_channel("host1"), ""),
 }
 
-SUPERVISORS = tuple(FORBIDDEN)[-13:]
+SUPERVISORS = tuple(FORBIDDEN)[-15:]
 """What a worker may not do and a supervisor may."""
 
 
@@ -179,6 +181,11 @@ async def test_a_supervisor_keeps_its_records_and_reads_what_is_wanted(superviso
         pipe.incrby(keys.PLANNER_FENCE, 1)
         pipe.hgetall(keys.DEMAND)
         pipe.hgetall(keys.ASKED)
+        pipe.hgetall(keys.LIBRARY_ORDERS)
+        pipe.hdel(keys.LIBRARY_ORDERS, "1")
+        pipe.hset(keys.LIBRARY, "host1", "{}")
+        pipe.pexpire(keys.LIBRARY, 1000)
+        pipe.hdel(keys.LIBRARY, "host1")
         pipe.hkeys(keys.MACHINES)
         pipe.hstrlen(keys.MACHINES, "host1")
         pipe.hdel(keys.ASKED, "m")

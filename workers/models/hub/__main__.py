@@ -1,7 +1,8 @@
 """Fetches a model from the Hugging Face hub: `python -m workers.models.hub REFERENCE CACHE_FOLDER [flags]`.
 
 Runs as a process of its own so that the supervisor does not have to load the hub's library. Prints a line of JSON on
-stdout (`FetchedModel`), progress and errors on stderr. With `--commit`, files are fetched of that commit, even if
+stdout (`FetchedModel`), progress and errors on stderr; with `--progress`, before it, lines of JSON on stdout that tell
+how far each file is (`workers.models.hub.watch`). With `--commit`, files are fetched of that commit, even if
 the reference's branch or tag has moved on. All files are of one commit, even if the repository changes meanwhile.
 `HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` mean what they mean to the library; with neither `HF_HOME` nor
 `HF_HUB_CACHE`, files go to CACHE_FOLDER.
@@ -21,6 +22,7 @@ from workers.models.files import parse_reference
 from workers.models.hub.choice import HubError
 from workers.models.hub.download import Cache
 from workers.models.hub.fetching import fetch, one_line
+from workers.models.hub.watch import Progress, encode_line
 from workers.process import parent_death
 from workers.protocol.exits import Exit
 
@@ -33,6 +35,7 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("folder")
     parser.add_argument("--commit", default="")
     parser.add_argument("--with-projector", action="store_true")
+    parser.add_argument("--progress", action="store_true")
     parser.add_argument("--quota-bytes", type=int, default=0)
     options = parser.parse_args(args)
     named = parse_reference(options.reference)
@@ -40,7 +43,8 @@ def main(args: Sequence[str]) -> int:
     has_own = bool(os.environ.get("HF_HOME") or os.environ.get("HF_HUB_CACHE"))
     cache = Cache(None if has_own else options.folder, options.quota_bytes)
     try:
-        found = fetch(asked, cache, HfApi(), with_projector=options.with_projector)
+        report = _report if options.progress else None
+        found = fetch(asked, cache, HfApi(), with_projector=options.with_projector, report=report)
         print(msgspec.json.encode(found).decode())
         if not named.is_pinned:
             print(
@@ -59,6 +63,10 @@ def main(args: Sequence[str]) -> int:
         )
         return int(Exit.BAD_MODEL)
     return 0
+
+
+def _report(url: str, done: int, total: int) -> None:
+    print(encode_line(Progress(url, done, total)).decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -29,6 +30,8 @@ from workers.models.hub.progress import PlainProgress, no_progress, size_text
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+REPORT_EVERY_S = 0.2
+"""Seconds between two reports of how much of a file has come."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Pattern of etags that can be file names in the cache, never paths. The hub's are hashes; mirrors' are similar."""
@@ -111,18 +114,23 @@ def check_room(files: Sequence[RemoteFile], cache: Cache) -> None:
         )
 
 
-def download(api: HfApi, file: RemoteFile, cache: Cache) -> tuple[Path, str]:
-    """Download a file unless the cache has it; return its path there and its SHA-256. Raises Unusable, OSError, and
-    what the library raises."""
+def download(
+    api: HfApi, file: RemoteFile, cache: Cache, report: Callable[[str, int, int], None] | None = None
+) -> tuple[Path, str]:
+    """Download a file unless the cache has it; return its path there and its SHA-256. `report` is called now and then
+    with the file's address, and the bytes that are there and that there will be. Raises Unusable, OSError, and what the
+    library raises."""
     told = file.told
     # The hub sends larger files only in chunks of its own format, which only the library can put together.
     whole = (told.size or 0) <= constants.MAX_HTTP_DOWNLOAD_SIZE
     if file.blob and whole and not file.blob.exists():
         file.blob.parent.mkdir(parents=True, exist_ok=True)
-        _fetch(api, file, file.blob)
+        _fetch(api, file, file.blob, report)
     # The library finds the content in the cache if it was fetched above, and does the cache's bookkeeping.
     path = Path(api.hf_hub_download(file.repo, file.name, revision=file.commit, cache_dir=cache.folder))
     digest = sha256_of(path)
+    if report is not None:
+        report(file.url, told.size or path.stat().st_size, told.size or path.stat().st_size)
     if told.etag and SHA256.fullmatch(told.etag) and digest != told.etag:
         path.resolve().unlink()
         raise Unusable(
@@ -131,14 +139,17 @@ def download(api: HfApi, file: RemoteFile, cache: Cache) -> tuple[Path, str]:
     return path, digest
 
 
-def _fetch(api: HfApi, file: RemoteFile, target: Path) -> None:
+def _fetch(api: HfApi, file: RemoteFile, target: Path, report: Callable[[str, int, int], None] | None) -> None:
     told, part = file.told, part_of(target)
     if told.size is None:
         raise Unusable(f"{target.name}: the hub does not tell how long it is; use another hub")
     with io.FileIO(part, "ab") as raw:
         begun = raw.tell()
         lines = None if sys.stderr.isatty() else PlainProgress(file.name, begun, told.size, _say, time.monotonic)
-        opened = _AsLongAsTold(raw, told.size, lines.update if lines else no_progress)
+        tell = lines.update if lines else no_progress
+        if report is not None:
+            tell = partial(_reported, _Reports(report, file.url, told.size), tell)
+        opened = _AsLongAsTold(raw, told.size, tell)
         headers = build_hf_headers(token=api.token)
         if urlsplit(told.location)[:2] != urlsplit(file.url)[:2]:  # schemes too: no token is sent unencrypted
             headers.pop("authorization", None)  # a URL on another host carries its own permission
@@ -159,6 +170,27 @@ def _fetch(api: HfApi, file: RemoteFile, target: Path) -> None:
 
 def _say(line: str) -> None:
     print(f"paddock: {line}", file=sys.stderr, flush=True)
+
+
+@dataclass(slots=True)
+class _Reports:
+    """Reports one file's progress, a few times a second."""
+
+    report: Callable[[str, int, int], None]
+    url: str
+    total: int
+    told_at: float = 0.0
+
+    def tell(self, done: int) -> None:
+        now = time.monotonic()
+        if now - self.told_at >= REPORT_EVERY_S:
+            self.told_at = now
+            self.report(self.url, done, self.total)
+
+
+def _reported(reports: _Reports, tell: Callable[[int], None], done: int) -> None:
+    tell(done)
+    reports.tell(done)
 
 
 class _AsLongAsTold(io.BufferedWriter):

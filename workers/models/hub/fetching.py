@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from huggingface_hub import HfApi
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -20,9 +22,16 @@ from workers.models.hub.download import Cache, Unusable, check_room, describe, d
 LIST_TIMEOUT_S = 20.0
 
 
-def fetch(asked: HubReference, cache: Cache, api: HfApi, *, with_projector: bool = False) -> FetchedModel:
+def fetch(
+    asked: HubReference,
+    cache: Cache,
+    api: HfApi,
+    *,
+    with_projector: bool = False,
+    report: Callable[[str, int, int], None] | None = None,
+) -> FetchedModel:
     """Return the model, after downloading the files that are not in the cache yet, with the projector beside it if
-    that is wanted and there is one. Raises HubError."""
+    that is wanted and there is one. `report`: as in `download`. Raises HubError."""
     repo = asked.repo
     try:
         # Unlike the listing of a repository's tree, this fails at once when the hub is out of reach.
@@ -33,7 +42,7 @@ def fetch(asked: HubReference, cache: Cache, api: HfApi, *, with_projector: bool
         projector = choose_projector(names, files[0]) if with_projector else ()
         described = [describe(api, repo, name, commit, cache) for name in (*files, *projector)]
         check_room(described, cache)
-        found = [download(api, file, cache) for file in described]
+        found = [download(api, file, cache, report) for file in described]
     except Unusable as error:
         raise HubError(f"{repo}: {error}") from None
     except GatedRepoError:
