@@ -33,6 +33,7 @@ from benchmarks import (
     ttft_added,
     turns,
     usage_cost,
+    viewers_cost,
 )
 from benchmarks.table import Row, print_rows
 
@@ -56,6 +57,7 @@ CLAIMS: dict[str, tuple[str, Callable[[int], list[Row]], int]] = {
     "models": ("models that calls load, beside llama-server's router and llama-swap", models.measure, 1_000),
     "scrape_cost": ("what being scraped costs a gateway", scrape_cost.measure, 3),
     "tracing_cost": ("what tracing costs a gateway", tracing_cost.measure, 5),
+    "viewers_cost": ("what people who look at the fleet cost a gateway", viewers_cost.measure, 3),
     "usage_cost": ("what the usage of calls costs", usage_cost.measure, 5),
     "tokenising": ("long texts in a process of their own, against this process", tokenising.measure, 21),
     "several_gateways": ("several gateways on one machine", several_gateways.measure, 3),

@@ -31,7 +31,8 @@ from workers.protocol.heartbeat import Heartbeat
 from workers.protocol.residency import LIFE_S, LONGEST_TOLD, GatewayDemand, ModelDemand, ModelState, decode_demand
 from workers.redis.link import long_commands_of
 
-FRESH_S = 0.5
+FRESH_S = 0.95
+"""Seconds for which an overview counts as what is now: less than a viewer waits, so that all see the same ones."""
 SEEN_S = 3600.0
 """Seconds for which a gateway that is gone is still listed."""
 

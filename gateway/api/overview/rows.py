@@ -6,14 +6,14 @@ It has names, numbers and teams, never text of prompts or answers. Times that en
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from workers.protocol.residency import ModelStatus
 
 Circuit = Literal["", "open", "half_open"]
-RowT = TypeVar("RowT")
+RowT = TypeVar("RowT", bound=msgspec.Struct)
 
 
 class GatewayRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,16 +164,21 @@ PARTS = ("gateways", "models", "workers", "machines")
 """The tables of an overview, by name."""
 
 
+Fields = dict[str, Any]
+"""Field of a row -> its value."""
+
+
 class Changes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tells how an overview differs from the one before: rows that are new or have changed; None: the row is gone."""
+    """Tells how an overview differs from the one before: whole rows that are new, those fields of others that have
+    changed, and None for rows that are gone."""
 
     at: float
     redis_up: bool | None = None
     catalog_fault: str | None = None
-    gateways: dict[str, GatewayRow | None] = {}
-    models: dict[str, ModelRow | None] = {}
-    workers: dict[str, WorkerRow | None] = {}
-    machines: dict[str, MachineRow | None] = {}
+    gateways: dict[str, GatewayRow | Fields | None] = {}
+    models: dict[str, ModelRow | Fields | None] = {}
+    workers: dict[str, WorkerRow | Fields | None] = {}
+    machines: dict[str, MachineRow | Fields | None] = {}
 
 
 def changes_between(before: Overview, now: Overview) -> Changes:
@@ -189,6 +194,16 @@ def changes_between(before: Overview, now: Overview) -> Changes:
     )
 
 
-def _changed(before: Mapping[str, RowT], now: Mapping[str, RowT]) -> dict[str, RowT | None]:
-    changed: dict[str, RowT | None] = {name: row for name, row in now.items() if before.get(name) != row}
+def _changed(before: Mapping[str, RowT], now: Mapping[str, RowT]) -> dict[str, RowT | Fields | None]:
+    changed: dict[str, RowT | Fields | None] = {}
+    for name, row in now.items():
+        known = before.get(name)
+        if known is None:
+            changed[name] = row
+        elif known != row:
+            changed[name] = _differing(known, row)
     return changed | dict.fromkeys(before.keys() - now.keys())
+
+
+def _differing(before: msgspec.Struct, now: msgspec.Struct) -> Fields:
+    return {name: value for name in now.__struct_fields__ if (value := getattr(now, name)) != getattr(before, name)}

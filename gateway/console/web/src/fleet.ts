@@ -152,12 +152,13 @@ export function sum(values: number[]): number {
   return values.reduce((total, value) => total + value, 0);
 }
 
-function merged<T>(before: Record<string, T>, changed: Record<string, T | null> | undefined): Record<string, T> {
+/** Return the rows with what has changed: new ones are whole, of others there are only the fields that differ. */
+function merged<T extends object>(before: Record<string, T>, changed: Record<string, Partial<T> | null> | undefined): Record<string, T> {
   if (!changed) return before;
   const now = { ...before };
   for (const [name, row] of Object.entries(changed)) {
     if (row === null) delete now[name];
-    else now[name] = row;
+    else now[name] = { ...now[name], ...row } as T;
   }
   return now;
 }

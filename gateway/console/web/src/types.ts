@@ -9,6 +9,10 @@ export interface Session {
   is_open: boolean;
 }
 
+export interface GatewayRow {
+  seen_s_ago: number;
+}
+
 export interface ModelRow {
   kind: string;
   status: "unloaded" | "loading" | "loaded" | "failed" | "sleeping";
@@ -116,20 +120,21 @@ export interface Overview {
   gateway: string;
   redis_up: boolean;
   catalog_fault: string;
-  gateways: Record<string, { seen_s_ago: number }>;
+  gateways: Record<string, GatewayRow>;
   models: Record<string, ModelRow>;
   workers: Record<string, WorkerRow>;
   machines: Record<string, MachineRow>;
 }
 
+/** New rows are whole; of others there are only the fields that have changed; null: the row is gone. */
 export interface Changes {
   at: number;
   redis_up?: boolean;
   catalog_fault?: string;
-  gateways?: Record<string, { seen_s_ago: number } | null>;
-  models?: Record<string, ModelRow | null>;
-  workers?: Record<string, WorkerRow | null>;
-  machines?: Record<string, MachineRow | null>;
+  gateways?: Record<string, Partial<GatewayRow> | null>;
+  models?: Record<string, Partial<ModelRow> | null>;
+  workers?: Record<string, Partial<WorkerRow> | null>;
+  machines?: Record<string, Partial<MachineRow> | null>;
 }
 
 export type Slots = Record<string, SlotRow[]>;
