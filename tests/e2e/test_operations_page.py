@@ -49,8 +49,10 @@ def test_every_command_is_looked_at_here() -> None:
 
 
 def test_the_wheel_that_is_installed_is_the_one_that_is_built() -> None:
-    [command] = of("pip")
-    assert f"dist/paddock-{__version__}-py3-none-any.whl[gateway]" in command
+    """tests/integration/deploy/test_dist.py runs both."""
+    whole, gateway = of("pip")
+    assert f"dist/paddock-{__version__}-py3-none-any.whl[accounts,gateway,worker]" in whole
+    assert f"dist/paddock-{__version__}-py3-none-any.whl[gateway]" in gateway
 
 
 @pytest.mark.parametrize("command", of("make"))

