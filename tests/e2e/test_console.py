@@ -280,6 +280,34 @@ def test_a_streamed_chat(page: Page, stack: Stack) -> None:
     assert stack.key not in (dialog.text_content() or "")
 
 
+def test_parameters_show_the_models_own_values(page: Page, stack: Stack) -> None:
+    """Tools, a form and samplers go with the call; a field that nobody has filled shows what the model takes."""
+    signed_in(page, stack, view="playground")
+    page.get_by_text("Parameters", exact=True).click()
+    expect(page.get_by_label("temperature")).to_have_attribute("placeholder", re.compile(r"^[0-9.]+$"))
+    page.get_by_text("More samplers").click()
+    expect(page.get_by_label("dry_base")).to_have_attribute("placeholder", re.compile(r"^[0-9.]+$"))
+    page.get_by_label("max_tokens").fill("40")
+    page.get_by_label("temperature").fill("0")
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": {"enum": [PROBE]}}}
+    page.get_by_label("Response format (JSON)").fill(json.dumps(form))
+    page.get_by_label("Message").fill("Say it.")
+    page.get_by_role("button", name="Send").click()
+    answer = page.locator("article.assistant").last
+    expect(answer).to_contain_text(PROBE)
+    page.get_by_label("Response format (JSON)").fill("")
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+    page.get_by_label("Tools (JSON)").fill(json.dumps([tool]))
+    page.get_by_role("button", name="Show the code").click()
+    expect(page.get_by_role("dialog")).to_contain_text("look_up")
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    page.get_by_label("Message").fill("Look it up.")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("article.assistant")).to_have_count(2)
+    expect(page.locator("article.assistant").last).to_contain_text("tokens/s")
+    assert page.evaluate("window.struck") is None
+
+
 def test_two_models_side_by_side(page: Page, stack: Stack) -> None:
     signed_in(page, stack, view="playground")
     page.get_by_label("Compare with").select_option("gpt-4")

@@ -1,6 +1,6 @@
 import { render } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { get, remove, whenSignedOut } from "./api";
+import { get, post, remove, whenSignedOut } from "./api";
 import { FleetFeed, type FleetState } from "./fleet";
 import { Sampler } from "./metrics";
 import { text } from "./strings";
@@ -40,7 +40,7 @@ function App() {
   if (!who.session) {
     return <SignIn hasEnded={hasEnded} hasSignOn={who.sign_on} onSignedIn={(session) => setWho({ ...who, session })} />;
   }
-  return <Console session={who.session} leave={() => setWho({ ...who, session: null })} />;
+  return <Console session={who.session} hasSignOn={who.sign_on} leave={() => setWho({ ...who, session: null })} />;
 }
 
 function viewOf(hash: string, session: Session): View {
@@ -49,7 +49,7 @@ function viewOf(hash: string, session: Session): View {
   return session.role === "admin" ? "fleet" : "playground";
 }
 
-function Console({ session, leave }: { session: Session; leave: () => void }) {
+function Console({ session, hasSignOn, leave }: { session: Session; hasSignOn: boolean; leave: () => void }) {
   const [view, setView] = useState<View>(viewOf(location.hash, session));
   const feed = useMemo(() => new FleetFeed(), []);
   const sampler = useMemo(() => new Sampler(), []);
@@ -68,7 +68,11 @@ function Console({ session, leave }: { session: Session; leave: () => void }) {
   useEffect(() => {
     document.title = `${text.tabs[view]} – ${text.title}`;
   }, [view]);
-  const signOut = () => remove("/ui/session").then(leave, leave);
+  // A session of the organisation's sign-in ends at the gateways too; of a key, only the browser's cookie goes.
+  const signOut = () =>
+    (hasSignOn ? post("/auth/logout").catch(() => {}) : Promise.resolve())
+      .then(() => remove("/ui/session"))
+      .then(leave, leave);
   const shown = VIEWS.filter((name) => isAdmin || !FOR_ADMINS.has(name));
   return (
     <>

@@ -5,7 +5,10 @@ import { text } from "../strings";
 import type { ModelCard } from "../types";
 import { Dialog, Field, Problem, useLoaded } from "../ui";
 
-type Part = { type: "text"; text: string } | { type: "image_url"; image_url: { url: string } };
+type Part =
+  | { type: "text"; text: string }
+  | { type: "image_url"; image_url: { url: string } }
+  | { type: "input_audio"; input_audio: { data: string; format: string } };
 interface Turn {
   role: "user" | "assistant";
   content: string | Part[];
@@ -26,6 +29,7 @@ interface Chunk {
 }
 
 const SAMPLERS = [
+  ["max_tokens", -1, 1000000],
   ["temperature", 0, 100],
   ["top_p", 0, 1],
   ["top_k", -1, 100000],
@@ -34,8 +38,37 @@ const SAMPLERS = [
   ["presence_penalty", -2, 2],
   ["frequency_penalty", -2, 2],
   ["seed", -1, 4294967295],
-  ["max_tokens", -1, 1000000],
 ] as const;
+/** Those that few people turn. */
+const MORE_SAMPLERS = [
+  ["typical_p", 0, 1],
+  ["top_n_sigma", -1, 100],
+  ["dynatemp_range", 0, 100],
+  ["dynatemp_exponent", 0, 10],
+  ["xtc_probability", 0, 1],
+  ["xtc_threshold", 0, 1],
+  ["repeat_last_n", -1, 100000],
+  ["dry_multiplier", 0, 100],
+  ["dry_base", 0, 10],
+  ["dry_allowed_length", 0, 100000],
+  ["dry_penalty_last_n", -1, 100000],
+  ["mirostat", 0, 2],
+  ["mirostat_tau", 0, 100],
+  ["mirostat_eta", 0, 1],
+] as const;
+
+interface Props {
+  default_generation_settings?: { params?: Record<string, unknown> };
+}
+
+/** Return the model's own values of the samplers; none while no worker of it can be asked. */
+async function defaultsOf(model: string): Promise<Record<string, unknown>> {
+  try {
+    return !model ? {} : (await get<Props>("/props", { model })).default_generation_settings?.params ?? {};
+  } catch {
+    return {};
+  }
+}
 
 const KEPT = "paddock-playground";
 const MOST_TURNS = 200;
@@ -88,14 +121,27 @@ export function Playground() {
   const settings = state.settings;
   const model = settings.model || talking.find((card) => card.status.value === "loaded")?.id || talking[0]?.id || "";
   const seesPictures = talking.find((card) => card.id === model)?.architecture.input_modalities.includes("image");
+  const hears = talking.find((card) => card.id === model)?.architecture.input_modalities.includes("audio");
+  const defaults = useLoaded(() => defaultsOf(model), [model]);
+  const sampler = ([name, least, most]: readonly [string, number, number]) => (
+    <Field key={name} label={name}>
+      <input
+        type="number"
+        step="any"
+        min={least}
+        max={most}
+        placeholder={shown(defaults.value?.[name])}
+        value={settings.samplers[name] ?? ""}
+        onInput={(event) => change({ samplers: { ...settings.samplers, [name]: event.currentTarget.value } })}
+      />
+    </Field>
+  );
   const change = (part: Partial<Settings>) => setState((now) => ({ ...now, settings: { ...now.settings, ...part } }));
 
   const send = async (event: Event) => {
     event.preventDefault();
     if (!message.trim() || running) return;
-    const content: string | Part[] = pictures.length
-      ? [...pictures.map((url): Part => ({ type: "image_url", image_url: { url } })), { type: "text", text: message }]
-      : message;
+    const content: string | Part[] = pictures.length ? [...pictures.map(partOf), { type: "text", text: message }] : message;
     let extra: Record<string, unknown>;
     try {
       extra = parameters(settings);
@@ -144,19 +190,11 @@ export function Playground() {
         </Field>
         <details>
           <summary>{text.playground.parameters}</summary>
-          {SAMPLERS.map(([name, least, most]) => (
-            <Field key={name} label={name}>
-              <input
-                type="number"
-                step="any"
-                min={least}
-                max={most}
-                placeholder={text.playground.default}
-                value={settings.samplers[name] ?? ""}
-                onInput={(event) => change({ samplers: { ...settings.samplers, [name]: event.currentTarget.value } })}
-              />
-            </Field>
-          ))}
+          {SAMPLERS.map(sampler)}
+          <details>
+            <summary>{text.playground.more}</summary>
+            {MORE_SAMPLERS.map(sampler)}
+          </details>
           <Field label={text.playground.tools}>
             <textarea rows={4} spellcheck={false} value={settings.tools} onInput={(event) => change({ tools: event.currentTarget.value })} />
           </Field>
@@ -181,9 +219,13 @@ export function Playground() {
         </div>
         <Problem error={error ?? cards.error} />
         <form class="say" onSubmit={send}>
-          {pictures.map((picture) => (
-            <img key={picture} src={picture} alt={text.playground.image} />
-          ))}
+          {pictures.map((file) =>
+            file.startsWith("data:audio/") ? (
+              <p key={file}>{text.playground.sound}</p>
+            ) : (
+              <img key={file} src={file} alt={text.playground.image} />
+            ),
+          )}
           <textarea
             aria-label={text.playground.message}
             placeholder={text.playground.message}
@@ -195,10 +237,16 @@ export function Playground() {
             }}
           />
           <div class="row end">
-            {seesPictures && (
+            {(seesPictures || hears) && (
               <label class="button">
                 {text.playground.attach}
-                <input class="unseen" type="file" accept="image/*" multiple onChange={attach} />
+                <input
+                  class="unseen"
+                  type="file"
+                  accept={[seesPictures && "image/*", hears && "audio/*"].filter(Boolean).join(",")}
+                  multiple
+                  onChange={attach}
+                />
               </label>
             )}
             {running ? (
@@ -216,6 +264,19 @@ export function Playground() {
       {isShowingCode && <Code body={request(model, settings, state.turns.one ?? [], message)} onClose={() => setShowingCode(false)} />}
     </div>
   );
+}
+
+/** Return a sampler's value as the field shows it while nothing is typed. */
+function shown(value: unknown): string {
+  return typeof value === "number" ? String(Math.round(value * 1e6) / 1e6) : text.playground.default;
+}
+
+/** Return the part of a message for an attached file, a data URL. */
+function partOf(file: string): Part {
+  const sound = /^data:audio\/([\w.+-]+)[^,]*,(.*)$/s.exec(file);
+  if (!sound) return { type: "image_url", image_url: { url: file } };
+  const format = { mpeg: "mp3", "x-wav": "wav", wave: "wav", "vnd.wave": "wav" }[sound[1]!] ?? sound[1]!;
+  return { type: "input_audio", input_audio: { data: sound[2]!, format } };
 }
 
 function ModelChoice(props: { label: string; cards: ModelCard[]; value: string; choose: (name: string) => void; none?: string }) {
@@ -349,6 +410,10 @@ function Said({ content }: { content: string | Part[] }) {
         part.type === "text" ? (
           <p class="said" key={place}>
             {part.text}
+          </p>
+        ) : part.type === "input_audio" ? (
+          <p class="quiet" key={place}>
+            {text.playground.sound}
           </p>
         ) : (
           <img key={place} src={part.image_url.url} alt={text.playground.image} />
