@@ -32,6 +32,10 @@ LOOK_S = 0.25
 SUFFIX = ".log"
 
 
+SETTINGS = ("--state-dir", "--config")
+"""Flags that are settings."""
+
+
 class LogsUnusable(ValueError):
     """The logs can't be shown as asked; the message says why, for a person."""
 
@@ -59,6 +63,8 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("-f", "--follow", action="store_true")
     parser.add_argument("--level", choices=("debug", "info", "warning", "error"), default="debug")
     parser.add_argument("--raw", action="store_true")
+    for flag in SETTINGS:  # else their values would count as names
+        parser.add_argument(flag)
     return parser
 
 
@@ -69,6 +75,8 @@ def main(args: Sequence[str], known: Collection[str] = ()) -> int:
         return int(Exit.OK)
     try:
         options, flags = make_parser().parse_known_args(args)
+        given = vars(options)
+        flags += [word for flag in SETTINGS if (value := given[flag[2:].replace("-", "_")]) for word in (flag, value)]
         settings = sources.read(SupervisorSettings, flags, prog="paddock logs", known=known).settings
         files = _files(settings.state_dir.expanduser() / "logs", options.names)
         _print(files, options)
@@ -76,6 +84,8 @@ def main(args: Sequence[str], known: Collection[str] = ()) -> int:
         return command.complain(error.problems)
     except LogsUnusable as error:
         return command.complain([str(error)])
+    except BrokenPipeError:
+        raise  # whoever reads has enough, which `guarded` knows
     except OSError as error:
         return command.complain([f"{error.filename}: {error.strerror}"])
     return int(Exit.OK)
