@@ -28,6 +28,7 @@ CATALOG = """
 models:
   - {name: small, path: small.gguf, workers: 1}
   - {name: large, path: large.gguf, residency: {}}
+  - {name: sleepy, path: sleepy.gguf, residency: {ttl_s: 60, idle: sleep}}
 aliases: {gpt-4: small}
 """
 WHY = "no machine has the memory"
@@ -41,7 +42,10 @@ def stack() -> Iterator[Stack]:
         catalog.write_text(CATALOG)
         running.worker(DEMO_MODEL, "small", worker_id="small-w", slots=2)
         running.gateway(catalog=catalog)
-        states = {"large": ModelState(status="unloaded", why=Why.of(WHY), is_hopeless=True)}
+        states = {
+            "large": ModelState(status="unloaded", why=Why.of(WHY), is_hopeless=True),
+            "sleepy": ModelState(status="sleeping", why=Why.of("its weights are in memory")),
+        }
         with FakeSupervisor(running.redis.url, states):
             yield running
 
@@ -91,6 +95,7 @@ def test_status_is_one_screen(paddock: Program) -> None:
     assert [line.split() for line in models.splitlines()] == [
         ["MODEL", "STATE", "WORKERS", "SLOTS", "WAITING", "ALSO"],
         ["large", "on", "demand"],
+        ["sleepy", "sleeping"],
         ["small", "loaded", "1", "0", "of", "2", "gpt-4"],
     ]
     assert workers.splitlines()[1].split()[:5] == ["small-w", "small", "serving", "0", "of"]
@@ -102,8 +107,9 @@ def test_status_for_scripts_has_what_the_route_answers(paddock: Program) -> None
     assert found["workers"]["small-w"]["slots"] == 2
 
 
-def test_ps_lists_what_is_loaded(paddock: Program) -> None:
-    assert [row[0] for row in paddock.ok("ps").rows] == ["MODEL", "small"]
+def test_ps_lists_what_takes_memory(paddock: Program) -> None:
+    until(paddock, "ps", "sleeping")
+    assert [row[0] for row in paddock.ok("ps").rows] == ["MODEL", "sleepy", "small"]
 
 
 @pytest.mark.usefixtures("caller")

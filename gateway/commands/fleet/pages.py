@@ -52,11 +52,12 @@ def status_page(overview: Overview, address: str, width: int | None) -> str:
 
 
 def models_table(overview: Overview, width: int | None, *, is_running_only: bool = False) -> str:
-    """Return the table of the models; empty: there are none. `is_running_only`: those that load or have workers."""
+    """Return the table of the models; empty: there are none. `is_running_only`: those that load or have workers,
+    and those that sleep, which take memory."""
     rows = [
         _Model(name, row)
         for name, row in overview.models.items()
-        if not is_running_only or row.num_workers or row.status == "loading"
+        if not is_running_only or row.num_workers or row.status in ("loading", "sleeping")
     ]
     return table(_MODELS, rows, width) if rows else ""
 
