@@ -2,6 +2,7 @@
 
 ClientError
 ├── ConnectionFailed             nothing answers at the address, or the connection broke
+│   └── NotConnected             nothing answers, so the request was not sent
 ├── Timeout                      the server sent nothing for longer than the client's `timeout`
 ├── NotReady                     `wait_until_ready` gave up
 ├── UnexpectedAnswer             an answer that can't be read; the address may be another program's
@@ -38,6 +39,10 @@ class ClientError(Exception):
 
 
 class ConnectionFailed(ClientError):
+    pass
+
+
+class NotConnected(ConnectionFailed):
     pass
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 
-from gateway.client.errors import ClientError, ConnectionFailed, Timeout
+from gateway.client.errors import ClientError, ConnectionFailed, NotConnected, Timeout
 from gateway.client.request import Request, StreamRequest
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -84,7 +84,7 @@ class Server:
         if isinstance(error, httpx2.ConnectError) and "CERTIFICATE" in words:
             return ConnectionFailed(f"{self.root}: {words}; name its authority with verify_ssl='FILE'")
         if isinstance(error, httpx2.ConnectError):
-            return ConnectionFailed(f"nothing answers at {self.root} ({words})")
+            return NotConnected(f"nothing answers at {self.root} ({words})")
         return ConnectionFailed(f"{self.root}{request.path}: the connection broke ({words})")
 
     def _timeout(self) -> httpx2.Timeout:

@@ -152,6 +152,11 @@ BEFORE_ANYTHING_RUNS = [
         "nothing answers at http://127.0.0.1:1 ({}); start a gateway with `paddock up`, or name another with --url",
     ),
     (
+        "keys create --url http://127.0.0.1:1",
+        68,
+        "nothing answers at http://127.0.0.1:1 ({}); start a gateway with `paddock up`, or name another with --url",
+    ),
+    (
         "bench --url http://127.0.0.1:1",
         1,
         "nothing answers at http://127.0.0.1:1 ({}); start a gateway with `paddock up`, or name another with --url",

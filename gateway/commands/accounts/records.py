@@ -12,7 +12,7 @@ import msgspec
 
 from accounts.protocol.key_format import new_key
 from accounts.protocol.records import FIRST_KEY_NAME, RESERVED_PREFIXES, AccessRecord, digest, reserved_name
-from gateway.client import ConnectionFailed, Timeout
+from gateway.client import ConnectionFailed, NotConnected, Timeout
 from gateway.commands.accounts import flags
 from gateway.commands.accounts.api import Answer, path_of
 from gateway.commands.accounts.flags import add_flags, document_of, limit_flags_beside
@@ -145,6 +145,8 @@ def _minted(call: Call, path: str, body: object) -> Result:
     request = call.options.idempotency_key or secrets.token_urlsafe(16)
     try:
         answer = call.api.post(path, body, request=request)
+    except NotConnected:
+        raise  # no key was asked for
     except (ConnectionFailed, Timeout) as error:
         raise type(error)(
             f"{error.message}; the key may have been made: repeat the command with --idempotency-key {request}, which "
