@@ -39,7 +39,7 @@ from gateway.registry.model_states import ModelStates, Refusal
 from gateway.routing.explain import Explanation
 from gateway.routing.placement import ANYWHERE, PlacementRequest, Ranking, priority_class
 from gateway.store.client import UNFENCED, Filed, Lease, Order, QueueLimitReached, Store
-from gateway.store.outage import Unreadable
+from gateway.store.outage import Unreadable, raise_if_cancelled
 from gateway.telemetry.answer_log import QueuePosition
 from workers.protocol import keys
 from workers.protocol.heartbeat import WorkerAddress
@@ -342,6 +342,9 @@ class Admission:
     async def _admit(self, waiter: Waiter, call: Call, queue_position: QueuePosition) -> Lease:
         if not waiter.wait_limits.served:
             await self._check_autoload(call)
+        # Redis' client can swallow a cancellation before Python 3.12 (python/cpython#86296): the call of a caller who
+        # has left would wait, and have its model loaded, until its time is over.
+        raise_if_cancelled()
         if self._closed:
             raise stopping()
         taken = None

@@ -38,8 +38,11 @@ USED_S = 60.0
 ELSEWHERE_S = 15.0
 """Seconds for which a model is wanted after a fallback took a call: what may leave for it can have calls just now."""
 SETTLE_S = 0.01
-"""Seconds before the first calls of a model are told: who leaves at once has nothing loaded, and models that are called
+"""Seconds that a call has waited before it is told: who leaves at once has nothing loaded, and models that are called
 together are told together."""
+LEAVING_TURNS = 8
+"""Turns of the event loop within which a call has left whose caller's end was heard of; a process that the system let
+wait hears of it in the turn in which SETTLE_S are over."""
 LEAST_S = 0.05
 """Minimum seconds between two writings, whatever callers do: each has all supervisors decide anew."""
 TOLD_BYTES = 512 << 10
@@ -120,7 +123,9 @@ class DemandReport:
         told_at = float("-inf")
         while True:
             if self._wake.is_set():
-                await asyncio.sleep(max(SETTLE_S, told_at + LEAST_S - time.monotonic()))
+                await asyncio.sleep(max(1.1 * SETTLE_S, told_at + LEAST_S - time.monotonic()))
+                for _ in range(LEAVING_TURNS):
+                    await asyncio.sleep(0)
             self._wake.clear()
             told_at = time.monotonic()
             with self._outage.survive():
@@ -138,7 +143,8 @@ class DemandReport:
                 await self._remove()
 
     def models(self) -> dict[str, ModelDemand]:
-        """Return the demand for each model with calls, or that was used within USED_S; most wanted first."""
+        """Return the demand for each model with calls, or that was used within USED_S; most wanted first. A model whose
+        calls have all just come does not count as waited for yet."""
         now, clock = time.monotonic(), time.time()
         unqueued, oldest, teams = self.unqueued(), self._queue.oldest_waits(), self._queue.teams(MAX_TEAMS)
         found: dict[str, ModelDemand] = {}
@@ -147,6 +153,8 @@ class DemandReport:
             num_unqueued, unqueued_s = unqueued.get(model, (0, 0.0))
             num_waiting = self._queue.num_waiting(model) + num_unqueued
             waited_s = max(now - oldest.get(model, now), unqueued_s)
+            if waited_s < SETTLE_S:
+                num_waiting = 0
             used_at, elsewhere = self._queue.used_at(model), self._elsewhere.get(model)
             if elsewhere is not None and not num_waiting:
                 waited_s = now - elsewhere.since
@@ -157,7 +165,7 @@ class DemandReport:
                 num_running=self._queue.num_in_flight(model),
                 num_elsewhere=0 if elsewhere is None else elsewhere.number,
                 used_at=clock - (now - used_at) if used_at is not None else 0.0,
-                teams=tuple(teams.get(model, ())),
+                teams=tuple(teams.get(model, ())) if num_waiting else (),
             )
         return dict(sorted(found.items(), key=lambda item: -item[1].num_waiting))
 
@@ -171,10 +179,13 @@ class DemandReport:
                 await self._remove()
             return
         # A call that came after an admin had such a model unloaded loads it again.
-        wanted = self._wanted & self._waited_for  # callers of the others have left meanwhile
+        wanted = self._wanted & self._waited_for
+        # Callers of the others have left meanwhile, or have just come.
+        self._wanted = {model for model in self._wanted - wanted if self._queue.num_waiting(model)}
+        if self._wanted:
+            self._wake.set()
         again = [model for model in wanted if self._is_on_demand(model)]
         woken = (("PUBLISH", keys.WANTED_CHANNEL, ""),) if wanted else ()
-        self._wanted.clear()
         self._is_told = True
         told = _encoded(models)
         answers = await self._commands.ask(

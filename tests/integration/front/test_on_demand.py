@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -146,6 +148,7 @@ async def test_a_call_that_its_limits_refuse_loads_nothing(stack: Stack, supervi
     process.kill()
 
 
+@pytest.mark.serial
 async def test_callers_who_leave_at_once_load_nothing_and_hold_nothing(
     stack: Stack, supervisor: FakeSupervisor
 ) -> None:
@@ -164,10 +167,9 @@ async def test_callers_who_leave_at_once_load_nothing_and_hold_nothing(
 
     watching = asyncio.create_task(watch())
     for _ in range(20):
-        _, writer = await asyncio.open_connection(address.hostname, address.port)
-        writer.write(head.encode() + body)
-        await writer.drain()
-        writer.transport.abort()
+        with socket.create_connection((address.hostname, address.port)) as caller:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # leaves by a reset
+            caller.sendall(head.encode() + body)
         await asyncio.sleep(0.05)
     await asyncio.sleep(TOLD_EVERY_S)
     is_over = True

@@ -270,7 +270,7 @@ async def test_what_gateways_and_supervisors_tell_of_models_needs_nothing_that_i
     )
     await asyncio.wait_for(ready.wait(), 5)
     await asyncio.sleep(0.1)
-    report.unqueued = lambda: {"another": (1, 0.0)}
+    report.unqueued = lambda: {"another": (1, 1.0)}
     report.tell_soon("another")
     await asyncio.wait_for(heard.wait(), 0.4)
     for task in (following, telling):
