@@ -210,7 +210,7 @@ class Library:
         deadline = time.monotonic() + self._patience_s
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with self.alone(deadline, self._late(reference)):
+            with self.alone(deadline, self._late(reference), watch):
                 # Another machine on the same volume may have fetched it meanwhile.
                 found = self.fetched.path_of(reference, with_projector=with_projector)
                 if found and (not with_projector or self.fetched.has_looked_for_projector(reference)):
@@ -244,16 +244,16 @@ class Library:
         return Path(model.path)
 
     @contextlib.contextmanager
-    def alone(self, deadline: float, late: ModelUnusable) -> Iterator[None]:
+    def alone(self, deadline: float, late: ModelUnusable, watch: DownloadWatch | None = None) -> Iterator[None]:
         """Hold the folder's lock, which allows one download or removal at a time. Raises `late` when it is not free by
-        `deadline`."""
+        `deadline`, or when `watch` is cancelled before."""
         with (self.folder / ".fetching").open("a") as file:
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if time.monotonic() > deadline:
+                    if time.monotonic() > deadline or (watch is not None and watch.is_cancelled):
                         raise late from None
                 time.sleep(POLL_S)
             yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import threading
 import urllib.error
@@ -121,6 +122,20 @@ def test_a_model_is_downloaded_and_removed(programs: Programs, hub: Hub, model: 
     assert files(admin) == set()
     status, message = error_of(admin.send("DELETE", f"/models/{name}"))
     assert (status, "has downloaded no" in message) == (404, True)
+
+
+def test_a_supervisor_that_ends_waits_for_no_download(programs: Programs, hub: Hub, model: Path) -> None:
+    """Neither for one that runs, nor for one that waits for its turn."""
+    admin = start(programs, hub, "--model", str(model))
+    hub.pause_after = 15 << 20
+    for name in ("owner/model-GGUF:Q4_K_M", "owner/model-GGUF:Q8_0"):
+        assert admin.send("POST", "/models", {"model": name}) == (200, {"success": True})
+    admin.wait_for("owner/model-GGUF:Q4_K_M", "download_progress")
+    with (admin.up.state / "hub" / ".fetching").open("a") as lock:
+        admin.up.popen.terminate()
+        assert admin.up.wait() == 0
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody has it any more
+    assert not admin.up.survivors()
 
 
 def test_what_can_not_be_downloaded_is_refused_or_told(programs: Programs, hub: Hub, model: Path) -> None:

@@ -109,8 +109,6 @@ class LibraryOrders:
                     except TimeoutError:
                         pass
         finally:
-            for fetch in self._fetches.values():
-                fetch.watch.cancel()
             await self._leave()
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
@@ -158,9 +156,10 @@ class LibraryOrders:
         reason = ""
         try:
             await asyncio.to_thread(self._library.bring, model, fetch.watch)
-        except (ModelUnusable, OSError, RuntimeError) as error:
+        except (ModelUnusable, OSError, RuntimeError, ValueError) as error:  # no thread; a line that is no JSON
             reason = str(error)
         finally:
+            fetch.watch.cancel()  # if this task was cancelled, the thread goes on
             del self._fetches[model]
         if fetch.is_removed:
             self._note_end(model, fetch, "removed")
@@ -188,7 +187,7 @@ class LibraryOrders:
             lines = await asyncio.to_thread(self._removed, model)
         except Unusable as error:
             return str(error), True
-        except (ModelUnusable, CatalogError, OSError) as error:
+        except (ModelUnusable, CatalogError, OSError, RuntimeError) as error:
             return str(error), False
         for line in lines:
             self._say(f"paddock: {line}; an admin has asked for that")
