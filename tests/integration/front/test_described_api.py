@@ -42,7 +42,7 @@ CHECKS = [
 ]
 REFUSALS = frozenset({501, 503})
 """Statuses above 500 that a gateway means: what is not served, and what is not there just now."""
-SOME, MANY = 3, 60
+SOME, MANY = 3, 40
 """Requests for each route, in `make test` and in `make test-full`."""
 
 
@@ -113,6 +113,7 @@ def test_what_is_not_described_is_found(stack: Stack) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_many_answers_are_what_is_described(stack: Stack) -> None:
     assert ask(stack, openapi(), MANY, has_aliases=True) == []
     assert "Traceback" not in stack.gateways[0].text()
