@@ -4,6 +4,8 @@ import type { Changes, Overview, Slots } from "./types";
 const SAMPLE_S = 5;
 const HISTORY_S = 3600;
 const AGAIN_MS = 2000;
+/** Time that events may take at once: a large fleet's can come many together, and the page must not stand still. */
+const AT_ONCE_MS = 8;
 
 export interface Sample {
   at: number;
@@ -14,6 +16,8 @@ export interface Sample {
 
 export interface FleetState {
   overview: Overview | null;
+  /** Ids of the workers as they are listed: by model, then by id. */
+  order: Set<string>;
   slots: Slots;
   earlier: Slots;
   slotsAt: number;
@@ -28,6 +32,7 @@ type Listener = (state: FleetState) => void;
 export class FleetFeed {
   state: FleetState = {
     overview: null,
+    order: new Set(),
     slots: {},
     earlier: {},
     slotsAt: 0,
@@ -41,6 +46,8 @@ export class FleetFeed {
   private listeners = new Set<Listener>();
   private models: string[] = [];
   private isTelling = false;
+  private pending: (() => void)[] = [];
+  private isWorking = false;
 
   listen(listener: Listener): () => void {
     this.listeners.add(listener);
@@ -69,6 +76,7 @@ export class FleetFeed {
     window.clearTimeout(this.timer);
     this.source?.close();
     this.source = null;
+    this.pending = [];
     this.state.isConnected = false;
   }
 
@@ -76,9 +84,9 @@ export class FleetFeed {
     this.close();
     const query = this.models.length ? `?slots=${this.models.map(encodeURIComponent).join(",")}` : "";
     const source = (this.source = new EventSource(`/admin/events${query}`));
-    source.addEventListener("overview", (event) => this.take(JSON.parse(event.data)));
-    source.addEventListener("changes", (event) => this.apply(JSON.parse(event.data)));
-    source.addEventListener("slots", (event) => this.takeSlots(JSON.parse(event.data)));
+    source.addEventListener("overview", (event) => this.soon(() => this.take(JSON.parse(event.data))));
+    source.addEventListener("changes", (event) => this.soon(() => this.apply(JSON.parse(event.data))));
+    source.addEventListener("slots", (event) => this.soon(() => this.takeSlots(JSON.parse(event.data))));
     source.onopen = () => {
       this.state.isConnected = true;
       this.tell();
@@ -90,8 +98,23 @@ export class FleetFeed {
     };
   }
 
+  /** Do this after what came before it, some at a time. */
+  private soon(work: () => void): void {
+    this.pending.push(work);
+    if (this.isWorking) return;
+    this.isWorking = true;
+    const some = () => {
+      const until = performance.now() + AT_ONCE_MS;
+      while (this.pending.length && performance.now() < until) this.pending.shift()!();
+      this.isWorking = this.pending.length > 0;
+      if (this.isWorking) window.setTimeout(some);
+    };
+    window.setTimeout(some);
+  }
+
   private take(overview: Overview): void {
     this.state.overview = overview;
+    this.state.order = ordered(overview);
     this.state.isConnected = true;
     this.sample();
     this.tell();
@@ -110,6 +133,10 @@ export class FleetFeed {
       workers: merged(before.workers, changes.workers),
       machines: merged(before.machines, changes.machines),
     };
+    const workers = changes.workers ?? {};
+    if (Object.keys(workers).some((id) => workers[id] === null || !this.state.order.has(id))) {
+      this.state.order = ordered(this.state.overview);
+    }
     this.sample();
     this.tell();
   }
@@ -152,13 +179,23 @@ export function sum(values: number[]): number {
   return values.reduce((total, value) => total + value, 0);
 }
 
-/** Return the rows with what has changed: new ones are whole, of others there are only the fields that differ. */
+/** Compare two names by their code units: for thousands of them, an order by language takes too long. */
+export function compare(one: string, other: string): number {
+  return one < other ? -1 : one > other ? 1 : 0;
+}
+
+function ordered(overview: Overview): Set<string> {
+  const rows = Object.entries(overview.workers);
+  rows.sort(([id, row], [other, next]) => compare(row.model, next.model) || compare(id, other));
+  return new Set(rows.map(([id]) => id));
+}
+
+/** Change the rows by what is different, and return them: new ones are whole, of others there are only the fields that differ. */
 function merged<T extends object>(before: Record<string, T>, changed: Record<string, Partial<T> | null> | undefined): Record<string, T> {
   if (!changed) return before;
-  const now = { ...before };
   for (const [name, row] of Object.entries(changed)) {
-    if (row === null) delete now[name];
-    else now[name] = { ...now[name], ...row } as T;
+    if (row === null) delete before[name];
+    else before[name] = { ...before[name], ...row } as T;
   }
-  return now;
+  return before;
 }

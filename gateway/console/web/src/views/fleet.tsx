@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { get, post } from "../api";
-import { sum, type FleetFeed, type FleetState } from "../fleet";
+import { compare, sum, type FleetFeed, type FleetState } from "../fleet";
 import { bytes, number, perSecond, span } from "../format";
 import { Plot } from "../plot";
 import { text } from "../strings";
@@ -23,10 +23,11 @@ export function Fleet(props: { feed: FleetFeed; state: FleetState }) {
   if (!overview) return <p class="quiet">{text.loading}</p>;
   const wanted = (name: string) => name.toLowerCase().includes(filter.toLowerCase());
   const models = entries(overview.models).filter((model) => wanted(model.name));
-  const workers = Object.entries(overview.workers)
-    .map(([id, row]) => ({ id, row }))
-    .filter((worker) => !filter || wanted(worker.id) || wanted(worker.row.model))
-    .sort((one, other) => compare(one.row.model, other.row.model) || compare(one.id, other.id));
+  const workers: Worker[] = [];
+  for (const id of state.order) {
+    const row = overview.workers[id];
+    if (row && (!filter || wanted(id) || wanted(row.model))) workers.push({ id, row });
+  }
   return (
     <>
       <Summary state={state} />
@@ -39,13 +40,13 @@ export function Fleet(props: { feed: FleetFeed; state: FleetState }) {
       />
       <h2>{text.fleet.models}</h2>
       <Table label={text.fleet.models} columns={modelColumns(setAsked)} rows={models} id={(model) => model.name} />
-      <Machines machines={overview.machines} wanted={wanted} />
       <h2>{text.fleet.workers}</h2>
       {workers.length ? (
         <Workers workers={workers} state={state} opened={opened} open={setOpened} />
       ) : (
         <p class="quiet">{text.fleet.empty}</p>
       )}
+      <Machines machines={overview.machines} wanted={wanted} />
       {asked && <Wish asked={asked} onClose={() => setAsked(null)} />}
     </>
   );
@@ -55,11 +56,6 @@ export function entries(models: Record<string, ModelRow>): Model[] {
   return Object.entries(models)
     .map(([name, row]) => ({ name, row }))
     .sort((one, other) => compare(one.name, other.name));
-}
-
-/** Compare two names by their code units: for thousands of them, an order by language takes too long. */
-function compare(one: string, other: string): number {
-  return one < other ? -1 : one > other ? 1 : 0;
 }
 
 function Summary({ state }: { state: FleetState }) {
