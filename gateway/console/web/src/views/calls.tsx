@@ -1,5 +1,5 @@
 // The calls under way at all gateways, and how an admin cancels one.
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { get, removed } from "../api";
 import { span } from "../format";
 import { text } from "../strings";
@@ -63,7 +63,33 @@ export function Calls(props: { isLive: boolean; gateways: number }) {
       window.clearTimeout(timer);
     };
   }, [props.isLive]);
-  const columns: Column<CallRow>[] = [
+  // The view is drawn anew with each event of the fleet, and this table need not be.
+  const table = useMemo(
+    () =>
+      found && (
+        <Table
+          label={text.calls.heading}
+          columns={columnsOf(props.gateways > 1, setAsked)}
+          rows={found.data}
+          id={(call) => `${call.gateway} ${call.key} ${call.request_id}`}
+          empty={text.calls.none}
+        />
+      ),
+    [found, props.gateways > 1],
+  );
+  return (
+    <>
+      <h2>{text.calls.heading}</h2>
+      <Problem error={error} />
+      {found && found.silent.length > 0 && <p class="quiet">{text.calls.silent(found.silent)}</p>}
+      {table}
+      {asked && <ConfirmCancel call={asked} onClose={() => setAsked(null)} />}
+    </>
+  );
+}
+
+function columnsOf(hasGateways: boolean, ask: (call: CallName) => void): Column<CallRow>[] {
+  return [
     { title: text.fleet.request, cell: (call) => <span class="id">{call.request_id}</span> },
     { title: text.fleet.team, cell: (call) => call.team },
     { title: text.calls.key, cell: (call) => call.key },
@@ -91,24 +117,7 @@ export function Calls(props: { isLive: boolean; gateways: number }) {
       isNumber: true,
     },
     { title: text.queue.priority, cell: (call) => call.priority, isNumber: true },
-    ...(props.gateways > 1 ? [{ title: text.queue.gateway, cell: (call: CallRow) => call.gateway }] : []),
-    { title: "", cell: (call) => <CancelButton call={call} onAsk={setAsked} /> },
+    ...(hasGateways ? [{ title: text.queue.gateway, cell: (call: CallRow) => call.gateway }] : []),
+    { title: "", cell: (call) => <CancelButton call={call} onAsk={ask} /> },
   ];
-  return (
-    <>
-      <h2>{text.calls.heading}</h2>
-      <Problem error={error} />
-      {found && found.silent.length > 0 && <p class="quiet">{text.calls.silent(found.silent)}</p>}
-      {found && (
-        <Table
-          label={text.calls.heading}
-          columns={columns}
-          rows={found.data}
-          id={(call) => `${call.gateway} ${call.key} ${call.request_id}`}
-          empty={text.calls.none}
-        />
-      )}
-      {asked && <ConfirmCancel call={asked} onClose={() => setAsked(null)} />}
-    </>
-  );
 }
