@@ -84,7 +84,12 @@ export class FleetFeed {
     this.close();
     const query = this.models.length ? `?slots=${this.models.map(encodeURIComponent).join(",")}` : "";
     const source = (this.source = new EventSource(`/admin/events${query}`));
-    source.addEventListener("overview", (event) => this.soon(() => this.take(JSON.parse(event.data))));
+    source.addEventListener("overview", (event) =>
+      this.soon(() => {
+        const overview: Overview = JSON.parse(event.data);
+        this.pending.unshift(() => this.take(overview)); // reading it takes long enough for one turn
+      }),
+    );
     source.addEventListener("changes", (event) => this.soon(() => this.apply(JSON.parse(event.data))));
     source.addEventListener("slots", (event) => this.soon(() => this.takeSlots(JSON.parse(event.data))));
     source.onopen = () => {
