@@ -216,7 +216,7 @@ async def test_an_unknown_route(caller: Caller, path: str) -> None:
     async with caller.session.get(caller.url + path) as response:
         error = await error_of(response)
     assert (response.status, error["type"], error["code"]) == (404, "not_found_error", "unknown_route")
-    assert "POST /v1/chat/completions" in error["message"]
+    assert "`GET /openapi.json`" in error["message"]
 
 
 async def test_a_route_without_its_version_is_guessed(caller: Caller) -> None:

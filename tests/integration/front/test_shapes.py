@@ -58,8 +58,6 @@ async def test_probes_and_the_release_need_no_key(gateway: Process) -> None:
         ("POST /v1/streams/lookup", "`x-resume-grace`"),
         ("GET /tools", "`tools`"),
         ("POST /tools", "`tools`"),
-        ("POST /models", "catalog"),
-        ("DELETE /models", "catalog"),
     ],
 )
 async def test_what_is_not_served_says_what_to_do_instead(caller: Caller, route: str, remedy: str) -> None:
