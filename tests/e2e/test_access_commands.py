@@ -286,7 +286,7 @@ def test_json_is_the_answer_of_the_api(command: str, path: str, stack: Stack, pa
         ("keys list --api-key pk-wrong", Exit.FORBIDDEN, ["flag --api-key"]),
         ("keys list --url http://127.0.0.1:1", Exit.NO_GATEWAY, ["nothing answers", "--url"]),
         ("keys list --tem red", Exit.USAGE, ["did you mean --team?"]),
-        ("keys lst", Exit.USAGE, ["invalid choice: 'lst'"]),
+        ("keys lst", Exit.USAGE, ["'lst' is not known (did you mean list?)"]),
         ("keys show", Exit.USAGE, ["NAME"]),
         ("keys update ci", Exit.USAGE, ["no change is given"]),
         ("keys create --expires soon", Exit.USAGE, ["'soon' is no time", "30d"]),
@@ -298,7 +298,7 @@ def test_json_is_the_answer_of_the_api(command: str, path: str, stack: Stack, pa
         ("users create ann --team red:king", Exit.USAGE, ["TEAM:manager"]),
         ("usage --by colour", Exit.REFUSED, ["hour, day, month"]),
         ("prices set small", Exit.USAGE, ["no price is given"]),
-        ("login --key pk-in-the-history", Exit.USAGE, ["choose from '-'"]),
+        ("login --key pk-in-the-history", Exit.USAGE, ["use one of: -;"]),
         ("logout", Exit.USAGE, ["no key is kept"]),
     ],
 )
