@@ -116,6 +116,7 @@ def test_the_commands_do_what_the_page_says(stack: Stack) -> None:
     lines = [line for line in shell(stack, calling).splitlines() if line]
     waited = [line for line in lines if line.startswith(": ")]
     assert waited
+    waited = [line for line in waited if line != ": ping"]  # the model is there, and computes
     assert [line for line in waited + PINGS if not PING.fullmatch(line)] == []
     assert lines[-1] == "data: [DONE]"
     assert json.loads(shell(stack, showing))["status"] == {"value": "loaded"}

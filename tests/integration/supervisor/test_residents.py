@@ -127,7 +127,12 @@ def test_a_model_with_calls_does_not_leave_for_another(
     while time.monotonic() < until:
         assert is_loaded(server, crowd, "a"), station.text()
         time.sleep(0.05)
-    wait_until(lambda: bool(states(client)["b"].why), station.text)  # once its memory is predicted
+
+    def waits() -> bool:
+        crowd.tell()
+        return bool(states(client)["b"].why)
+
+    wait_until(waits, station.text)  # once its memory is predicted
     crowd.wait_for("b")
     wait_until(lambda: is_loaded(server, crowd, "b"), station.text)
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from workers.footprint.taken import num_processes, taken_bytes
 
 MIB = 1 << 20
@@ -61,8 +63,9 @@ def test_only_the_files_that_are_asked_for_count(tmp_path: Path) -> None:
         other = taken_bytes(process.pid, [tmp_path / "other.gguf"])
         process.kill()
     assert plain is not None
-    assert with_file == plain + 4 * MIB
-    assert other == plain
+    # It takes some pages more as it begins to read.
+    assert with_file == pytest.approx(plain + 4 * MIB, abs=MIB // 16)
+    assert other == pytest.approx(plain, abs=MIB // 16)
 
 
 def test_of_a_process_that_has_ended_nothing_is_told() -> None:
