@@ -39,12 +39,12 @@ from gateway.api.http.websocket_protocol import connection_bounds
 from gateway.api.intake.decoding import DecodingThread
 from gateway.api.intake.intake import Intake, MediaBounds
 from gateway.api.intake.memory_budget import MemoryBudget
+from gateway.api.intake.request_reader import RequestReader
 from gateway.api.media.attachments import MIB
 from gateway.api.media.fetcher import FetchBounds, Fetcher
 from gateway.api.media.loader import MediaLoader
 from gateway.api.native.handlers import native_handlers
 from gateway.api.native.props import EnabledRoutes
-from gateway.api.native.request_reader import RequestReader
 from gateway.api.native.slots import SlotQueries
 from gateway.api.openai.dialects import ChatDialect, CompletionDialect, read_chat_prompt
 from gateway.api.openai.model_news import ModelNews

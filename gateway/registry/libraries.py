@@ -14,8 +14,8 @@ import redis.asyncio
 from gateway.errors import StoreUnavailable
 from gateway.store.outage import Unreadable, answered
 from gateway.telemetry.metrics import Unread
-from workers.protocol import keys, library
-from workers.protocol.library import (
+from workers.protocol import keys, residency
+from workers.protocol.residency import (
     Action,
     Download,
     LibraryAnswer,
@@ -67,7 +67,9 @@ class Libraries:
             is_same = known is not None and known.told.at == told.at
             found[machine] = known if known is not None and is_same else _Told(told, now)
         self._known = found
-        return {machine: one.told for machine, one in sorted(found.items()) if now - one.read_at < library.LIFE_S}
+        return {
+            machine: one.told for machine, one in sorted(found.items()) if now - one.read_at < residency.LIBRARY_LIFE_S
+        }
 
     async def downloads(self) -> dict[str, Download]:
         """Return reference -> its download, that which began last where several machines have one; none while Redis

@@ -92,8 +92,10 @@ class Pauses:
 async def read_hash(
     commands: LongCommands, name: str, kind: Unread, unreadable: Unreadable, longest_bytes: int
 ) -> Mapping[bytes, bytes]:
-    """Return some MOST_FIELDS fields of a hash, of MOST_BYTES together; those that are longer than `longest_bytes` are
-    left out and counted, as are others once (`kind`). Raises redis.RedisError, OSError."""
+    """Return the fields of a hash: at most MOST_FIELDS, and MOST_BYTES together. Raises redis.RedisError, OSError.
+
+    Fields longer than `longest_bytes` are left out. Each of them is counted as unreadable (`kind`), and a hash with too
+    many fields once."""
     source = load_members_script().source
     call = ("EVAL", source, 1, name, "hash", longest_bytes, 2 * MOST_FIELDS, MOST_BYTES, b"0")
     (answer,) = await commands.ask(call)

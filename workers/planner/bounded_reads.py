@@ -114,7 +114,7 @@ class BoundedReads:
         return await self.found(reading, answers)
 
     async def _careful(self, name: str, names: Any) -> dict[bytes, bytes]:
-        """Return the fields of a hash that has these, as far as they are short."""
+        """Return the short fields of a hash, whose names are `names`."""
         if not isinstance(names, list):
             return self._known.get(name, {})
         known, chosen = self._known.get(name, {}), list[bytes]()

@@ -9,12 +9,12 @@ from gateway.adapters.desired import DesiredAdapters
 from gateway.adapters.registrar import AdapterRegistrar
 from gateway.api.call_handlers import CallHandlers
 from gateway.api.dialect import Handler
+from gateway.api.intake.request_reader import RequestReader
 from gateway.api.native.completion import CompletionDialect
 from gateway.api.native.embedding import EmbeddingDialect
 from gateway.api.native.lora import AdapterRoutes
 from gateway.api.native.model_files import ModelFiles
 from gateway.api.native.props import EnabledRoutes, ModelRoutes
-from gateway.api.native.request_reader import RequestReader
 from gateway.api.native.slots import LiveFleetInfo, SlotRoutes, refuse_slots
 from gateway.api.native.texts import ChatReader, TextRoutes
 from gateway.registry.desired_models import DesiredModels

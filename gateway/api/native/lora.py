@@ -19,7 +19,7 @@ from gateway.adapters.registrar import AdapterRegistrar
 from gateway.api.http.answers import send_bytes, send_json
 from gateway.api.http.diagnostics import request_log_of
 from gateway.api.intake.body import decode_json
-from gateway.api.native.request_reader import RequestReader, validated
+from gateway.api.intake.request_reader import RequestReader, validated
 from gateway.api.parameters.base import Body
 from gateway.api.parameters.options import LoraBody, read_lora
 from gateway.api.request_headers import named_model

@@ -10,12 +10,12 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
-from gateway.api.native.request_reader import RequestReader
+from gateway.api.intake.request_reader import RequestReader
 from gateway.api.request_headers import query_of
 from gateway.call import Principal
 from gateway.errors import InvalidRequest, ModelNotFound, NotSupported, Unavailable
 from gateway.registry.libraries import Libraries
-from workers.protocol.library import MAX_NAME, Action
+from workers.protocol.residency import MAX_REFERENCE_CHARS, Action
 
 NO_MACHINE = (
     "No supervisor takes orders for its models folder. Run `paddock up` or `paddock supervisor`, or download the model "
@@ -69,8 +69,8 @@ class ModelFiles:
 
 def _text(value: object, name: str) -> str:
     """Return a name of the request. Raises InvalidRequest."""
-    if not isinstance(value, str) or not value or len(value) > MAX_NAME:
+    if not isinstance(value, str) or not value or len(value) > MAX_REFERENCE_CHARS:
         raise InvalidRequest(
-            f"`{name}` must be a text of 1 to {MAX_NAME} characters, such as owner/name:Q4_K_M.", param=name
+            f"`{name}` must be a text of 1 to {MAX_REFERENCE_CHARS} characters, such as owner/name:Q4_K_M.", param=name
         )
     return value

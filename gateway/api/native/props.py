@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
-from gateway.api.native.request_reader import RequestReader
+from gateway.api.intake.request_reader import RequestReader
 from gateway.api.parameters.prompts import MARKER
 from gateway.api.shapes import default_settings
 from gateway.call import Principal

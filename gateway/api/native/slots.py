@@ -22,7 +22,7 @@ from accounts.protocol.records import NO_TEAM_LIMITS, TeamLimits
 from gateway.adapters.choice import CallAdapters
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
-from gateway.api.native.request_reader import RequestReader, validated
+from gateway.api.intake.request_reader import RequestReader, validated
 from gateway.api.operations.health import SharedQuery
 from gateway.api.parameters.base import quote
 from gateway.api.parameters.options import MAX_SALT_CHARS, LoraBody, read_lora

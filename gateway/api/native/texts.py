@@ -17,9 +17,9 @@ from gateway.api.http.answers import JSON, send_json, send_parts
 from gateway.api.http.diagnostics import ignored_of, request_log_of
 from gateway.api.intake.disconnect import until_disconnect
 from gateway.api.intake.intake import Body as HeldBody
+from gateway.api.intake.request_reader import RequestReader, document_of, validated
 from gateway.api.media.loader import MediaLoader
 from gateway.api.native.request import read_native_prompt
-from gateway.api.native.request_reader import RequestReader, document_of, validated
 from gateway.api.parameters.base import Body
 from gateway.api.request_headers import named_model
 from gateway.call import Call, Principal

@@ -21,8 +21,7 @@ from gateway.api.operations.health import SharedQuery
 from gateway.call import Principal
 from gateway.registry.libraries import Libraries
 from gateway.registry.model_states import ModelStates
-from workers.protocol.library import Download
-from workers.protocol.residency import TOLD_EVERY_S
+from workers.protocol.residency import TOLD_EVERY_S, Download
 
 Statuses = Mapping[str, Mapping[str, Any]]
 

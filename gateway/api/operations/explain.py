@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.adapters.choice import CallAdapters
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
-from gateway.api.native.request_reader import RequestReader
+from gateway.api.intake.request_reader import RequestReader
 from gateway.api.native.texts import ChatReader
 from gateway.api.request_headers import query_of
 from gateway.call import Call, Principal

@@ -33,14 +33,15 @@ class AuditNote(Protocol):
 
 
 class CallLookup:
-    """Finds the calls of this gateway that a question asks for, and cancels them if it says so."""
+    """Finds the calls of this gateway that a question asks for, and cancels them where the question says so."""
 
     def __init__(self, pipeline: Pipeline, gateway_id: str) -> None:
         self._pipeline = pipeline
         self._gateway = gateway_id
 
     def look(self, question: CallQuestion) -> tuple[CallRow, ...]:
-        """Return at most MOST_ROWS requests, those that came first. All that fit are cancelled if it says so."""
+        """Return the requests that a question asks for, the first MOST_ROWS that came. Cancel all of them, further ones
+        too, where the question says so."""
         found = defaultdict[tuple[str, str], list[CallUnderWay]](list)
         for one in self._pipeline.calls():
             if _fits(question, one):

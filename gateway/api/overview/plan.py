@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
-from gateway.api.native.request_reader import RequestReader
+from gateway.api.intake.request_reader import RequestReader
 from gateway.api.parameters.base import quote
 from gateway.api.request_headers import query_of
 from gateway.call import Principal
@@ -45,7 +45,7 @@ WISHES = get_args(Wish)
 
 
 class WishedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan for a wish of an admin: what it would start and stop."""
+    """The plan that would be made if an admin loaded or unloaded a model now."""
 
     action: Wish
     model: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,10 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import redis
 
+from tests.support.redis_server import RedisServer
 from tests.support.stack import DEMO_MODEL, ROOT
 
 PATIENCE_S = 60.0
@@ -163,3 +167,34 @@ def programs(short_folder: Path) -> Iterator[Programs]:
 @pytest.fixture(scope="session")
 def model() -> Path:
     return DEMO_MODEL
+
+
+class Catalog:
+    def __init__(self, file: Path, model: Path) -> None:
+        self.file = file
+        self._model = model
+
+    def entry(self, name: str, **more: Any) -> dict[str, Any]:
+        return {"name": name, "path": str(self._model), "slots": 1, "ctx": 64, "llama": {"n_threads": 1}, **more}
+
+    def write(self, *models: dict[str, Any], **more: Any) -> None:
+        fresh = self.file.with_suffix(".new")
+        fresh.write_text(json.dumps({"models": models, **more}))
+        fresh.rename(self.file)
+
+
+@pytest.fixture
+def catalog(programs: Programs, model: Path) -> Catalog:
+    return Catalog(programs.folder / "catalog.json", model)
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis(unix_socket_path=str(server.socket)) as made:
+        yield made

@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
 
-from tests.integration.supervisor.conftest import Program, Programs, wait_until
+from tests.integration.supervisor.conftest import Catalog, Program, Programs, wait_until
 from tests.integration.supervisor.test_station import beats
 from tests.support.redis_server import RedisServer
 from tests.support.stack import free_port
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
-
-class Catalog:
-    def __init__(self, file: Path, model: Path) -> None:
-        self.file = file
-        self._model = model
-
-    def entry(self, name: str, **more: Any) -> dict[str, Any]:
-        return {"name": name, "path": str(self._model), "slots": 1, "ctx": 64, "llama": {"n_threads": 1}, **more}
-
-    def write(self, *models: dict[str, Any], **more: Any) -> None:
-        fresh = self.file.with_suffix(".new")
-        fresh.write_text(json.dumps({"models": models, **more}))
-        fresh.rename(self.file)
-
-
-@pytest.fixture
-def catalog(programs: Programs, model: Path) -> Catalog:
-    return Catalog(programs.folder / "catalog.json", model)
 
 
 def boots(server: RedisServer, *models: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.supervisor.conftest import Program, Programs, wait_until
-from tests.integration.supervisor.test_catalog_changes import Catalog, boots, station_of
+from tests.integration.supervisor.conftest import Catalog, Program, Programs, wait_until
+from tests.integration.supervisor.test_catalog_changes import boots, station_of
 from tests.support.redis_server import RedisServer
 from tests.support.stack import ROOT
 from workers.forkserver.client import ForkedProcess, ForkServer
@@ -28,17 +28,6 @@ from workers.supervisor.processes import Recipe, reap_strays
 
 WORKER = (sys.executable, "-m", "workers.cli", "worker")
 AS_PROGRAM = ("/bin/sh", "-c", "echo a program")
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
-
-@pytest.fixture
-def catalog(programs: Programs, model: Path) -> Catalog:
-    return Catalog(programs.folder / "catalog.json", model)
 
 
 def forking(station: Program) -> psutil.Process | None:

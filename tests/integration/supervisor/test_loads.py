@@ -6,38 +6,20 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
-import pytest
 import redis
 
-from tests.integration.supervisor.conftest import Program, Programs, wait_until
-from tests.integration.supervisor.test_catalog_changes import Catalog, boots
+from tests.integration.supervisor.conftest import Catalog, Program, Programs, wait_until
+from tests.integration.supervisor.test_catalog_changes import boots
 from tests.integration.supervisor.test_residents import LAZY, Crowd, is_loaded, kill_worker, states
 from tests.support.redis_server import RedisServer
 from workers.process.black_box import progress_of
 from workers.protocol import keys
 from workers.protocol.residency import ModelState
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[redis.Redis]:
-    with redis.Redis(unix_socket_path=str(server.socket)) as made:
-        yield made
-
-
-@pytest.fixture
-def catalog(programs: Programs, model: Path) -> Catalog:
-    return Catalog(programs.folder / "catalog.json", model)
 
 
 def start(programs: Programs, server: RedisServer, catalog: Catalog, stall_s: float = 60.0, **more: object) -> Program:

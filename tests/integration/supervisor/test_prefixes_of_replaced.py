@@ -7,8 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.integration.supervisor.conftest import Programs, wait_until
-from tests.integration.supervisor.test_catalog_changes import Catalog
+from tests.integration.supervisor.conftest import Catalog, Programs, wait_until
 from tests.integration.supervisor.test_up import port_of
 
 OPENING = "Once upon a time Tom and Anna lived in a little house at the edge of a big forest with their cat. " * 8

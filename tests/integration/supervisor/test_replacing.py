@@ -8,25 +8,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
-import pytest
 
-from tests.integration.supervisor.conftest import Program, Programs, wait_until
-from tests.integration.supervisor.test_catalog_changes import Catalog
+from tests.integration.supervisor.conftest import Catalog, Program, Programs, wait_until
 from tests.integration.supervisor.test_up import port_of
 
 NUM_EDITS = 5
 STREAM_TOKENS = 300
 SIZES = {"ctx": 512, "kv_tokens": 2048, "llama": {"n_threads": 1}}
-
-
-@pytest.fixture
-def catalog(programs: Programs, model: Path) -> Catalog:
-    return Catalog(programs.folder / "catalog.json", model)
 
 
 @dataclass(slots=True)

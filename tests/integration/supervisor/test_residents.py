@@ -6,15 +6,14 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import redis
 
-from tests.integration.supervisor.conftest import Program, Programs, unreadable, wait_until
-from tests.integration.supervisor.test_catalog_changes import Catalog, boots, station_of
+from tests.integration.supervisor.conftest import Catalog, Program, Programs, unreadable, wait_until
+from tests.integration.supervisor.test_catalog_changes import boots, station_of
 from tests.integration.supervisor.test_station import beats
 from tests.support.clocks import Clock, under
 from tests.support.redis_server import RedisServer
@@ -22,23 +21,6 @@ from workers.protocol import keys, residency
 from workers.protocol.residency import GatewayDemand, ModelDemand, ModelState
 
 LAZY = {"min": 0, "min_resident_s": 0}
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[redis.Redis]:
-    with redis.Redis(unix_socket_path=str(server.socket)) as made:
-        yield made
-
-
-@pytest.fixture
-def catalog(programs: Programs, model: Path) -> Catalog:
-    return Catalog(programs.folder / "catalog.json", model)
 
 
 class Crowd:

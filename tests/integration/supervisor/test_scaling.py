@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import httpx2
-import pytest
 
-from tests.integration.supervisor.conftest import Program, Programs, wait_until
-from tests.integration.supervisor.test_catalog_changes import Catalog
+from tests.integration.supervisor.conftest import Catalog, Program, Programs, wait_until
 from tests.integration.supervisor.test_up import port_of
 from tests.support.scrape import Scrape
 
 NUM_CALLERS = 8
 TTL_S = 4.0
-
-
-@pytest.fixture
-def catalog(programs: Programs, model: Path) -> Catalog:
-    return Catalog(programs.folder / "catalog.json", model)
 
 
 class Gateway:

@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
-from tests.integration.supervisor.conftest import Programs, wait_until
-from tests.integration.supervisor.test_catalog_changes import Catalog, station_of
+from tests.integration.supervisor.conftest import Catalog, Programs, wait_until
+from tests.integration.supervisor.test_catalog_changes import station_of
 from tests.integration.supervisor.test_residents import LAZY, Crowd, is_loaded, states
 from tests.support.redis_server import RedisServer
 from workers.process import parent_death
@@ -23,23 +22,6 @@ from workers.supervisor.loading.keepers import MODULE, Keepers
 
 SLEEPY = {**LAZY, "ttl_s": 0.5, "idle": "sleep"}
 SIZE = 8 << 20
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[redis.Redis]:
-    with redis.Redis(unix_socket_path=str(server.socket)) as made:
-        yield made
-
-
-@pytest.fixture
-def catalog(programs: Programs, model: Path) -> Catalog:
-    return Catalog(programs.folder / "catalog.json", model)
 
 
 @pytest.fixture

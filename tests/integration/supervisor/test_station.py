@@ -7,7 +7,6 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -20,12 +19,6 @@ from workers.commands.command import INTERRUPTED
 from workers.protocol import keys
 from workers.protocol.exits import Exit
 from workers.protocol.heartbeat import BEAT, Heartbeat, decode_heartbeat
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
 
 
 def beats(server: RedisServer, model: str) -> dict[str, Heartbeat]:

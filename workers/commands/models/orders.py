@@ -24,8 +24,8 @@ from workers.models.catalog import Catalog, CatalogError
 from workers.models.files import parse_reference
 from workers.models.hub.watch import DownloadWatch
 from workers.models.library import Library, ModelUnusable
-from workers.protocol import keys, library
-from workers.protocol.library import (
+from workers.protocol import keys, residency
+from workers.protocol.residency import (
     Download,
     FileProgress,
     LibraryAnswer,
@@ -39,7 +39,7 @@ TIMEOUT_S = 2.0
 """Seconds after which Redis counts as away."""
 BUSY_PATIENCE_S = 2.0
 """Seconds that a removal waits for the folder."""
-TOLD_EVERY_S = library.LIFE_S / 3
+TOLD_EVERY_S = residency.LIBRARY_LIFE_S / 3
 MAX_FILES = 64
 """Number of files of one download whose progress is told."""
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -104,7 +104,7 @@ class LibraryOrders:
                     except (RedisError, OSError, TimeoutError):
                         pass  # the supervisor's other tasks tell of it
                     try:
-                        async with asyncio.timeout(library.LOOK_EVERY_S):
+                        async with asyncio.timeout(residency.ORDERS_EVERY_S):
                             await self._changed.wait()
                     except TimeoutError:
                         pass
@@ -144,7 +144,7 @@ class LibraryOrders:
             return f"{self._machine} fetches nothing (`offline`, or HF_HUB_OFFLINE); start its supervisor without that"
         if model in self._fetches:
             return f"{model} is being downloaded already; DELETE it to stop that"
-        if len(self._fetches) >= library.MAX_DOWNLOADS:
+        if len(self._fetches) >= residency.MAX_DOWNLOADS:
             return f"{self._machine} has {len(self._fetches)} downloads to do, which is the most; send it again later"
         fetch = self._fetches[model] = _Fetch(time.time())
         self._ended.pop(model, None)
@@ -170,7 +170,7 @@ class LibraryOrders:
             self._say(f"paddock: {model} has been downloaded")
             self._note_end(model, fetch, "finished")
 
-    def _note_end(self, model: str, fetch: _Fetch, status: library.DownloadStatus, reason: str = "") -> None:
+    def _note_end(self, model: str, fetch: _Fetch, status: residency.DownloadStatus, reason: str = "") -> None:
         told = Download(since=fetch.since, status=status, files=dict(fetch.files), reason=reason)
         self._ended[model] = (time.time(), told)
         self._changed.set()
@@ -227,16 +227,16 @@ class LibraryOrders:
     async def _tell(self) -> None:
         """Tell what has become of orders and downloads, where there is something new or it was told long ago."""
         now = time.time()
-        self._answers = {name: each for name, each in self._answers.items() if now - each.at < library.KEPT_S}
-        self._ended = {name: each for name, each in self._ended.items() if now - each[0] < library.KEPT_S}
+        self._answers = {name: each for name, each in self._answers.items() if now - each.at < residency.ANSWERS_KEPT_S}
+        self._ended = {name: each for name, each in self._ended.items() if now - each[0] < residency.ANSWERS_KEPT_S}
         is_moving = bool(self._fetches or self._answers or self._ended)
         if not is_moving and time.monotonic() - self._told_at < TOLD_EVERY_S:
             return
-        downloads = {model: told for model, (_, told) in [*self._ended.items()][-library.MAX_DOWNLOADS :]}
+        downloads = {model: told for model, (_, told) in [*self._ended.items()][-residency.MAX_DOWNLOADS :]}
         downloads |= {model: Download(since=one.since, files=dict(one.files)) for model, one in self._fetches.items()}
         told = MachineLibrary(at=now, downloads=downloads, answers=self._answers)
         await self._client.hset(keys.LIBRARY, self._machine, encode(told))
-        await self._client.pexpire(keys.LIBRARY, round(2000 * library.LIFE_S))
+        await self._client.pexpire(keys.LIBRARY, round(2000 * residency.LIBRARY_LIFE_S))
         self._told_at = time.monotonic()
 
     async def _leave(self) -> None:
