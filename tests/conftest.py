@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from workers.process.log_lines import UnblockedHandler
+
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 LONGEST_FIRST = ("security", "fault", "load", "e2e", "integration")
 """Folders whose files take long: begun first, so that no core is idle while the last file of a run takes its time."""
@@ -72,3 +74,6 @@ def _log_levels() -> Iterator[None]:
     yield
     for logger, level in zip(loggers, before, strict=True):
         logger.setLevel(level)
+    for handler in [handler for handler in logging.getLogger().handlers if isinstance(handler, UnblockedHandler)]:
+        logging.getLogger().removeHandler(handler)  # or it writes to the file that is this test's stderr
+        handler.close()

@@ -115,7 +115,7 @@ class UnblockedHandler(logging.Handler):
     def _write(self, wait_s: float) -> None:
         """Write the waiting lines, as many as the log's reader takes within `wait_s`."""
         until = time.monotonic() + wait_s
-        while self._waiting and self._poll.poll(max(0.0, until - time.monotonic()) * 1e3):
+        while self._waiting and self._is_ready(max(0.0, until - time.monotonic())):
             piece = self._waiting.popleft()  # first: a finalizer may log a line in between
             self._num_bytes -= len(piece)
             try:
@@ -129,6 +129,13 @@ class UnblockedHandler(logging.Handler):
                 self._num_bytes += len(rest)
             if rest is piece:
                 return
+
+    def _is_ready(self, wait_s: float) -> bool:
+        """Return whether the log's reader takes a piece, now or within `wait_s`."""
+        try:
+            return bool(self._poll.poll(wait_s * 1e3))
+        except OSError:  # EINVAL: this process may have no open files at all (RLIMIT_NOFILE); the lines wait
+            return False
 
 
 def _opened_again(descriptor: int) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from tests.integration.engine.conftest import DEMO
 from tests.support import adapter_files
 from tests.support.adapter_files import Weights, weights_for
+from tests.support.few_descriptors import few_descriptors
 from tests.support.lone_context import lone_context, same
 from workers.engine.adapters.registry import MAX_SCALE
 from workers.llama.adapters import Adapter, AdapterError, AdapterUnreadable, AppliedAdapters, inspect
@@ -303,13 +303,8 @@ def test_a_file_that_changes_after_the_check_is_not_loaded(demo: Model, tmp_path
 
 def test_what_llama_cpp_says_of_a_file_does_not_tell_its_folder(demo: Model) -> None:
     file = inspect(PIRATE, demo.header)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # nothing can be opened
-    try:
-        with pytest.raises(AdapterUnreadable, match="failed to open") as caught:
-            Adapter.load(demo, file)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with few_descriptors(0), pytest.raises(AdapterUnreadable, match="failed to open") as caught:
+        Adapter.load(demo, file)
     assert str(PIRATE.parent) not in str(caught.value)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from tests.integration.engine.conftest import DEMO
 from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, changed
 from tests.support import adapter_files
+from tests.support.few_descriptors import few_descriptors
 from workers.engine.adapters.registry import MAX_SCALE, AdapterRegistry
 from workers.engine.engine import Engine, EngineRequest
 from workers.llama.adapters import AdapterError, AdapterUnreadable
@@ -468,23 +468,13 @@ def test_an_adapter_whose_file_changed_meanwhile_fails_its_call_only(
         bench.answer(bench.with_(request, "a"))
 
 
-@contextmanager
-def nothing_can_be_opened() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def test_without_descriptors_none_makes_room_for_one_that_does_not_come(demo: Model, files: list[Path]) -> None:
     with shop(demo, max_adapters=1) as bench:
         for name, file in zip("ab", files, strict=False):
             bench.registry.register(name, file)
         request = bench.request(PROMPT, 4)
         with_a = bench.answer(bench.with_(request, "a"))
-        with nothing_can_be_opened():
+        with few_descriptors(0):
             key = bench.submit(bench.with_(request, "b"))
             bench.wait(key)
             assert bench.answer(bench.with_(request, "a")) == with_a

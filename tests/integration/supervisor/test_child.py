@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import psutil
 import pytest
 
 from tests.integration.supervisor.conftest import unreadable
+from tests.support.few_descriptors import few_descriptors
 from workers.protocol.exits import Exit
 from workers.supervisor.child import Backoff, Child
 from workers.supervisor.output import Console, Output, Terminal
@@ -173,17 +173,13 @@ async def test_what_has_run_for_long_is_tried_again_where_it_can_t_run(tmp_path:
 
 async def test_without_a_descriptor_a_child_is_started_later_and_others_stay(tmp_path: Path) -> None:
     one, other = (Kept(tmp_path, "exec sleep 60") for _ in range(2))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with keeping(one), keeping(other):
         await one.until(lambda: one.child.pid is not None and other.child.pid is not None)
         first, neighbour = one.child.pid, other.child.pid
         assert first is not None
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-        try:
+        with few_descriptors():
             os.kill(first, signal.SIGKILL)
             await one.until(lambda: one.terminal.getvalue().count("child can't be started (Too many open files)") > 1)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         await one.until(lambda: one.child.pid not in (None, first))
         assert other.child.pid == neighbour
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import resource
 import signal
 import sys
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support.few_descriptors import few_descriptors
 from tests.support.waiting import wait_until
 from workers.chat.conversation import Conversation
 from workers.chat.renderer import Renderer
@@ -212,12 +212,8 @@ def test_a_process_that_somebody_killed_is_replaced(renderer: Renderer) -> None:
 def test_a_process_that_can_t_start_is_the_workers_own_trouble() -> None:
     with Renderer({"default": "{{ messages[0].content }}"}, number=1) as renderer:
         renderer.close()
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        with few_descriptors():
             failure = refusal(renderer, "hello")
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert failure.code is FailureCode.UNAVAILABLE
         assert "did not start" in failure.message
         assert renderer.render(conversation("hello")) == "hello"

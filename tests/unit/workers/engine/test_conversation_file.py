@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.few_descriptors import few_descriptors
 from tests.unit.workers.engine.disk_support import FINGERPRINT, KEYS, SAVE_BOUNDS, TEAM
 from workers.engine.cache.prompt import Scope
 from workers.engine.cache.slots import SavedBlock, SavedConversation
@@ -287,14 +287,9 @@ def test_a_folder_that_is_a_file_is_out_of_reach_and_the_reason_in_the_log(
 
 def test_without_descriptors_the_folder_is_out_of_reach(kept: ConversationFiles) -> None:
     kept.write("chat", TEAM, FINGERPRINT, SAVED)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
     for attempt in attempts(kept):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
-        try:
-            with pytest.raises(ConversationsOutOfReach):
-                attempt()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        with few_descriptors(), pytest.raises(ConversationsOutOfReach):
+            attempt()
     assert same(read(kept), SAVED)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.few_descriptors import few_descriptors
 from tests.support.llama_source import files_of, llama_cpp_source
 from tests.support.small_models import write_small_model
 from tests.support.texts import fuzzed_texts
@@ -160,14 +160,8 @@ def test_a_text_that_takes_too_much_memory_is_told_so(bench: Bench) -> None:
 def test_without_descriptors_long_texts_are_refused_as_unavailable(bench: Bench) -> None:
     text = "a = b " * 2000
     nothing = TokenProcesses(bench.path.with_name("missing.gguf"))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-        with pytest.raises(CallFailed, match="did not start") as failed:
-            GuardedTokenizer(bench.vocab, nothing).tokenize(text, add_special=True, parse_special=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        nothing.close()
+    with contextlib.closing(nothing), few_descriptors(), pytest.raises(CallFailed, match="did not start") as failed:
+        GuardedTokenizer(bench.vocab, nothing).tokenize(text, add_special=True, parse_special=True)
     assert failed.value.failure.code is FailureCode.UNAVAILABLE
 
 

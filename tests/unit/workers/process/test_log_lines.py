@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 
+from tests.support.few_descriptors import few_descriptors
 from workers.process import log_lines
 from workers.process.log_lines import MAX_WAITING_BYTES, PIECE_BYTES, FieldsFormatter, UnblockedHandler
 
@@ -149,6 +150,15 @@ def test_a_reader_that_is_gone_is_no_error(pipe: tuple[int, int]) -> None:
     began = time.monotonic()
     handler.close()
     assert time.monotonic() - began < MOST_S
+
+
+def test_where_no_file_may_be_open_the_lines_wait(pipe: tuple[int, int]) -> None:
+    logger, _ = log_to(pipe[1])
+    with few_descriptors(0):
+        logger.warning("one")
+    logger.warning("two")
+    lines = os.read(pipe[0], 1 << 16).decode().splitlines()
+    assert [json.loads(line)["message"] for line in lines] == ["one", "two"]
 
 
 def test_the_end_of_a_process_waits_for_the_reader_only_so_long(
