@@ -3,7 +3,9 @@
 Whoever has the login of a gateway, supervisor or worker can write fields without number, or of any length, there. All
 is read in one round trip as long as it is small. Once it was not, lengths are asked for first, until nothing is too
 long any more: what is, and one field of too many, is left out, counted, and named in the log once. What is longer than
-any of it is cut off by the client (`workers.redis.bounded_answers`).
+any of it is cut off by the client (`workers.redis.bounded_answers`). If not even the names of a hash's fields can be
+read, the hash is written anew, of its known fields: nobody could learn of a field beside them, and whoever has written
+one writes it again.
 """
 
 from __future__ import annotations
@@ -65,15 +67,11 @@ class BoundedReads:
         self._careful_until = time.monotonic() + CAREFUL_S
 
     def ask(self, pipeline: Any, hashes: Sequence[str], fields: Sequence[Field]) -> Reading:
-        """Add one command for each hash and field, whose answers `found` takes."""
+        """Add the commands whose answers `found` takes."""
         reading = Reading(tuple(hashes), tuple(fields), time.monotonic() < self._careful_until)
         for name in hashes:
             if not reading.is_careful:
                 pipeline.hgetall(name)
-            elif self._is_due(name):
-                pipeline.hkeys(name)
-            else:
-                pipeline.exists(name)
         for name, one in fields:
             pipeline.hstrlen(name, one) if reading.is_careful else pipeline.hget(name, one)
         return reading
@@ -85,13 +83,13 @@ class BoundedReads:
         for answer in answers:
             if isinstance(answer, AnswerTooLong):  # a Cluster's client has it in place of the answer
                 raise answer
+        if reading.is_careful:
+            hashes = [await self._careful(name) for name in reading.hashes]
+            return hashes, await self._short(reading.fields, answers)
         of_hashes, of_fields = answers[: len(reading.hashes)], answers[len(reading.hashes) :]
-        if not reading.is_careful:
-            hashes = [self._kept(name, found) for name, found in zip(reading.hashes, of_hashes, strict=True)]
-            values = zip(reading.fields, of_fields, strict=True)
-            return hashes, [self._value(*place, value) for place, value in values]
-        hashes = [await self._careful(name, found) for name, found in zip(reading.hashes, of_hashes, strict=True)]
-        return hashes, await self._short(reading.fields, of_fields)
+        hashes = [self._kept(name, found) for name, found in zip(reading.hashes, of_hashes, strict=True)]
+        values = zip(reading.fields, of_fields, strict=True)
+        return hashes, [self._value(*place, value) for place, value in values]
 
     async def hash(self, name: str) -> dict[bytes, bytes]:
         """Return what one hash has. Raises redis.RedisError, OSError."""
@@ -108,16 +106,26 @@ class BoundedReads:
     async def _read(
         self, hashes: Sequence[str], fields: Sequence[Field]
     ) -> tuple[list[dict[bytes, bytes]], list[bytes | None]]:
-        async with self._pipeline() as pipeline:
-            reading = self.ask(pipeline, hashes, fields)
-            answers = await pipeline.execute(raise_on_error=False)
-        return await self.found(reading, answers)
+        try:
+            async with self._pipeline() as pipeline:
+                reading = self.ask(pipeline, hashes, fields)
+                answers = await pipeline.execute(raise_on_error=False)
+            return await self.found(reading, answers)
+        except AnswerTooLong:
+            self.be_careful()
+            raise
 
-    async def _careful(self, name: str, names: Any) -> dict[bytes, bytes]:
-        """Return the short fields of a hash, whose names are `names`."""
-        if not isinstance(names, list):
-            return self._known.get(name, {})
-        known, chosen = self._known.get(name, {}), list[bytes]()
+    async def _careful(self, name: str) -> dict[bytes, bytes]:
+        """Return the short fields of a hash."""
+        known = self._known.get(name, {})
+        if not self._is_due(name):
+            return known
+        names = await self._names(name)
+        if names is None:
+            found = self._kept(name, await self._short_of(name, known))
+            await self._write_anew(name, found)
+            return found
+        chosen = list[bytes]()
         for one in sorted(names, key=lambda one: one not in known):
             if len(one) > LONGEST_NAME:
                 self._skip(name, one, f"its name has {len(one):,} bytes")
@@ -126,12 +134,29 @@ class BoundedReads:
                 break
             else:
                 chosen.append(one)
+        return self._kept(name, await self._short_of(name, chosen))
+
+    async def _names(self, name: str) -> list[bytes] | None:
+        """Return the names of a hash's fields; None: they are too long to be read."""
         async with self._pipeline() as pipeline:
-            for one in chosen:
+            pipeline.hkeys(name)
+            try:
+                answer = (await pipeline.execute(raise_on_error=False))[0]
+            except AnswerTooLong:
+                return None
+        if isinstance(answer, AnswerTooLong):
+            return None
+        return answer if isinstance(answer, list) else list(self._known.get(name, ()))
+
+    async def _short_of(self, name: str, names: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Return those of a hash's fields that are short, and together not too long."""
+        asked = list(names)
+        async with self._pipeline() as pipeline:
+            for one in asked:
                 pipeline.hstrlen(name, one)
-            lengths = await pipeline.execute(raise_on_error=False) if chosen else []
+            lengths = await pipeline.execute(raise_on_error=False) if asked else []
         found, total = list[bytes](), 0
-        for one, length in zip(chosen, lengths, strict=True):
+        for one, length in zip(asked, lengths, strict=True):
             if self._is_short(name, one, length) and self._has_room(name, one, total + length):
                 found.append(one)
                 total += length
@@ -139,7 +164,17 @@ class BoundedReads:
             for one in found:
                 pipeline.hget(name, one)
             values = await pipeline.execute(raise_on_error=False) if found else []
-        return self._kept(name, {one: value for one, value in zip(found, values, strict=True) if value is not None})
+        return {one: value for one, value in zip(found, values, strict=True) if value is not None}
+
+    async def _write_anew(self, name: str, fields: Mapping[bytes, bytes]) -> None:
+        """Leave a hash no more than these fields."""
+        why = f"names of all have more than {LONGEST_ANSWER:,} bytes, so only the {len(fields):,} known ones are kept"
+        self._skip(name, b"", why)
+        async with self._pipeline() as pipeline:
+            pipeline.unlink(name)
+            if fields:
+                pipeline.hset(name, mapping=dict(fields))
+            await pipeline.execute(raise_on_error=False)
 
     async def _short(self, fields: Iterable[Field], lengths: Iterable[Any]) -> list[bytes | None]:
         """Return the values of fields of these lengths, None for those that are too long or not there."""

@@ -335,7 +335,7 @@ _COMMANDS: Mapping[Role, str] = {
         "zscore eval evalsha script|load"
     ),
     "supervisor": (
-        "del exists get set incrby pexpire hdel hget hgetall hkeys hset hstrlen "
+        "del exists get set incrby pexpire unlink hdel hget hgetall hkeys hset hstrlen "
         "publish subscribe unsubscribe multi exec discard"
     ),
     "worker": (

@@ -111,6 +111,35 @@ async def test_fields_without_number_leave_those_that_were_known(
     assert "true" in hearing.live(time.monotonic())
 
 
+async def write_long_names(rogue: redis.asyncio.Redis, name: str, form: str) -> None:
+    """Write fields whose names are longer together than an answer may be."""
+    if form == "one name":
+        await rogue.hset(name, b"x" * (LONGEST_ANSWER + MIB), "")
+        return
+    for begin in range(0, 48, 8):
+        await rogue.hset(name, mapping={b"%d" % n + b"x" * (MIB // 2): "" for n in range(begin, begin + 8)})
+
+
+@pytest.mark.parametrize("form", ["one name", "many names"])
+async def test_names_of_any_length_keep_no_supervisor_from_deciding(
+    supervisor: redis.asyncio.Redis, rogue: redis.asyncio.Redis, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    exchange, now = Exchange(supervisor, "host1"), time.time()
+    await rogue.hset(keys.ASKED, "m", str(now))
+    assert set(await heard(exchange, rogue, looks=1)) == {b"true"}
+    for name in (keys.DEMAND, keys.ASKED, keys.MACHINES):
+        await write_long_names(rogue, name, form)
+    assert set(await heard(exchange, rogue)) == {b"true"}
+    look = await exchange.look({})
+    assert look is not None
+    assert dict(look.asked) == {"m": pytest.approx(now)}, "it is told once only, and was known"
+    assert await rogue.hkeys(keys.DEMAND) == [b"true"]
+    assert sum(f"more than {LONGEST_ANSWER:,} bytes" in line for line in caplog.messages) == 3
+    # One that is started then knows of none; a gateway that is new is heard of all the same.
+    await write_long_names(rogue, keys.DEMAND, form)
+    assert set(await heard(Exchange(supervisor, "host2"), rogue)) == {b"true"}
+
+
 async def test_machines_beside_a_long_one_are_read_also_at_the_start(
     supervisor: redis.asyncio.Redis, rogue: redis.asyncio.Redis
 ) -> None:

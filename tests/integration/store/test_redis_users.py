@@ -188,6 +188,7 @@ async def test_a_supervisor_keeps_its_records_and_reads_what_is_wanted(superviso
         pipe.hdel(keys.LIBRARY, "host1")
         pipe.hkeys(keys.MACHINES)
         pipe.hstrlen(keys.MACHINES, "host1")
+        pipe.unlink(keys.MACHINES)
         pipe.hdel(keys.ASKED, "m")
         pipe.exists(keys.worker("m", "host/w:1"))
         pipe.delete(keys.worker("m", "host/w:1"))

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -24,6 +23,7 @@ from workers.models.catalog import Catalog, CatalogError
 from workers.models.files import parse_reference
 from workers.models.hub.watch import DownloadWatch
 from workers.models.library import Library, ModelUnusable
+from workers.planner.bounded_reads import BoundedReads
 from workers.protocol import keys, residency
 from workers.protocol.residency import (
     Download,
@@ -78,6 +78,7 @@ class LibraryOrders:
         """`catalog` returns the catalog as it is now; it may raise CatalogError. `say` writes a line for operators."""
         self._library = folder
         self._client = client
+        self._reads = BoundedReads(client)
         self._machine = machine
         self._state_dir = state_dir
         self._catalog = catalog
@@ -113,8 +114,7 @@ class LibraryOrders:
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
         """Read the orders to this machine, and begin to carry them out."""
-        told: Any = await self._client.hgetall(keys.LIBRARY_ORDERS)
-        for name, value in told.items():
+        for name, value in (await self._reads.hash(keys.LIBRARY_ORDERS)).items():
             try:
                 order_id, order = name.decode(), decode_order(value)
             except ValueError:
