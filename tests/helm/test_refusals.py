@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -145,12 +146,34 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     assert "redis: " in told
 
 
-@pytest.mark.parametrize("name", yaml.safe_load((CHART / "values.yaml").read_text()))
-def test_a_value_that_is_taken_away_is_named(name: str) -> None:
+def mappings(values: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield (*above, name)
+            yield from mappings(value, (*above, name))
+
+
+OWN = yaml.safe_load((CHART / "values.yaml").read_text())
+TAKEN_AWAY = sorted({*((name,) for name in OWN), *mappings(OWN)})
+
+
+@pytest.mark.parametrize("path", TAKEN_AWAY, ids=".".join)
+def test_a_value_that_is_taken_away_is_named(path: tuple[str, ...]) -> None:
     """`null` takes the chart's own value away: nothing is the matter, or the words are no trace of a template."""
+    values: Any = None
+    for name in reversed(path):
+        values = {name: values}
     try:
-        render({name: None})
+        render(values)
     except Refused as refused:
         told = str(refused)
-        assert f"missing property '{name}'" in told or f"\n{name}: " in told
+        *above, name = path
+        place = "".join(f"/{one}" for one in above)
+        assert f"at '{place}': missing property '{name}'" in told or f"\n{name}: " in told
         assert "nil pointer" not in told
+
+
+@pytest.mark.parametrize("name", [path[1] for path in mappings(OWN) if path[0] == "workers" and len(path) == 2])
+def test_null_in_a_models_entry_is_named(name: str) -> None:
+    with pytest.raises(Refused, match=re.escape(f"at '/models/0/{name}': got null, want object")):
+        render(of_model(**{name: None}))

@@ -226,13 +226,31 @@ def around() -> dict[str, Schema]:
 
 NEEDED = (
     *("image", "serviceAccount", "secrets", "accounts", "postgres", "gateway", "workers", "modelCache", "redis"),
-    *("ingress", "httpRoute", "monitoring", "networkPolicy", "ipv6", "test"),
+    *("ingress", "httpRoute", "monitoring", "keda", "networkPolicy", "ipv6", "test"),
 )
 """What `null` takes away from the chart's own values, and templates can't be without. `models` has words of its own."""
+
+NEEDED_WITHIN = {
+    "gateway": ("settings", "autoscaling", "service", "podDisruptionBudget"),
+    "postgres": ("persistence", "external"),
+    "redis": ("persistence", "external"),
+    "workers": (
+        *("settings", "resources", "rollout", "autoscaling", "podDisruptionBudget"),
+        *("promptCache", "scratch"),
+    ),
+}
+"""The same, of mappings within those."""
 
 
 def whole_schema() -> Schema:
     """Without the descriptions."""
+    found = _outer_schema()
+    for name, needed in NEEDED_WITHIN.items():
+        found["properties"][name] = with_required(found["properties"][name], *needed)
+    return found
+
+
+def _outer_schema() -> Schema:
     image = fields(
         registry=text(r"^([a-z0-9][a-z0-9._:/-]*[a-z0-9])?$"),
         tag=text(r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,127})?$"),
