@@ -311,6 +311,7 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     fleet.uphold(relay.hears)
     first = FirstWorkers(catalog.names.meant, settings.ready_wait_s)
     catalog.listen(lambda names: first.only(names.meant))
+    catalog.listen(lambda names: fleet.withdraw(catalog.withdrawn))
     fleet.listen(first.follow)
     states = ModelStates(redis, unreadable, lambda: catalog.names.meant)
     admission = _admission(settings, redis, gateway_id, catalog, fleet, states, metrics, unreadable)

@@ -47,6 +47,8 @@ class LiveCatalog:
         self._reading = asyncio.Lock()
         self.fault = ""
         """What is wrong with the file's contents, which are not used therefore; empty: they are used."""
+        self.withdrawn = frozenset[str]()
+        """Models that were in the catalog since this process began, and are not in it now."""
         self._version = _version(None if self._file is None else self._file.load())
 
     @property
@@ -104,7 +106,9 @@ class LiveCatalog:
             if catalog is None:
                 return {}
             changes = differences(self._version.catalog, catalog)
+            before = self.withdrawn | self._version.names.models
             self.fault, self._version = "", _version(catalog)
+            self.withdrawn = before - self._version.names.models
             for on_change in self._listeners:
                 on_change(self._version.names)
             self._told("taken")

@@ -110,6 +110,11 @@ class Fleet:
         """Have `on_change` called when a worker joins, leaves, restarts, starts or stops draining, or is resized."""
         self._listeners.append(on_change)
 
+    def withdraw(self, models: frozenset[str]) -> None:
+        """Take models for unknown while no worker takes calls for them: they have left the catalog (`FleetState`)."""
+        self._state.withdraw(models)
+        self._notify()
+
     def keep_unless(self, takes_writes: Callable[[str], bool]) -> None:
         """Have a model's last records kept while `takes_writes(model)` is False: Redis refuses its workers' writes."""
         self._takes_writes = takes_writes

@@ -67,6 +67,7 @@ class FleetState:
         """Worker -> number of the last report (`News`) that its record includes, if the report itself is unread."""
         self._contents: dict[str, Contents] = {}
         self._is_read = False
+        self._withdrawn = frozenset[str]()
         self._snapshot: FleetSnapshot | None = FleetSnapshot(is_read=False)
 
     @property
@@ -122,6 +123,12 @@ class FleetState:
     def pool(self, model: str) -> Pool:
         updater = self._updaters.get(model)
         return updater.pool if updater else NO_POOL
+
+    def withdraw(self, models: frozenset[str]) -> None:
+        """Leave these models out of snapshots, and the names of their adapters, while they have no worker that takes
+        calls. Those of an earlier call that are not among them count again."""
+        self._withdrawn = models
+        self._snapshot = None
 
     def replace_records(
         self, models: frozenset[str], beats: Mapping[WorkerKey, Heartbeat], now: float, *, are_all: bool = True
@@ -256,10 +263,12 @@ class FleetState:
 
     def _build_snapshot(self) -> FleetSnapshot:
         workers = {model: tuple(updater.pool.by_id()) for model, updater in self._updaters.items()}
+        gone = {model for model in self._withdrawn if all(beat.draining for beat in workers.get(model, ()))}
+        named = {model: contents for model, contents in self._contents.items() if model not in gone}
         return FleetSnapshot(
             MappingProxyType({model: beats for model, beats in workers.items() if beats}),
-            self._models,
-            MappingProxyType(callable_adapters(self._contents)),
+            self._models - gone,
+            MappingProxyType(callable_adapters(named)),
             MappingProxyType(self._contents),
             self._is_read,
         )

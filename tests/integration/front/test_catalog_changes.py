@@ -133,6 +133,29 @@ async def test_an_alias_is_added_while_a_call_streams(following: Caller, file: C
     assert answer.usage["completion_tokens"] == 120, "the call under way has kept what it started with"
 
 
+async def test_a_model_that_has_left_the_catalog_and_has_no_worker_is_unknown(
+    stack: Stack, following: Caller, file: CatalogFile
+) -> None:
+    brief = {"name": "brief", "path": "brief.gguf"}
+    file.swap({**FIRST, "models": [*MODELS, brief]})
+    await until(following, models=["brief", "quick", "slow"])
+    worker = stack.fake_worker("brief", "--step-ms", "2", "--tokens", "4", worker_id="brief-a")
+    following.model = "brief"
+    assert (await chat(following))[0] == 200
+    file.swap(FIRST)
+    await until(following, models=["quick", "slow"])
+    assert (await chat(following))[0] == 200, "its worker still takes calls"
+    worker.stop()
+    stack.workers.remove(worker)
+    async with asyncio.timeout(SOON_S):
+        while (answer := await chat(following))[0] == 200:  # noqa: ASYNC110 - another process has to notice
+            await asyncio.sleep(0.05)
+    status, body, _ = answer
+    assert status == 404, "calls do not wait for a worker that nobody starts"
+    assert body["error"]["code"] == "model_not_found"
+    assert "brief" not in {model["id"] for model in (await shown(following, "/v1/models"))["data"]}
+
+
 async def test_a_bad_file_changes_nothing_and_says_so(following: Caller, file: CatalogFile) -> None:
     before = await counted(following, "paddock_catalog_reads_total", result="refused")
     good = await shown(following)
