@@ -39,7 +39,7 @@ from accounts.protocol.periods import Span, span_at
 from accounts.protocol.records import Limits, SubjectKind
 from workers.protocol import keys
 from workers.redis.link import long_commands_of
-from workers.redis.trouble import remedy_for
+from workers.redis.trouble import raise_if_cancelled, remedy_for
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +68,7 @@ class LimitCounters:
 
     async def run(self) -> None:
         """Raise counters until cancelled. A database or Redis that is away is tried again."""
-        this = asyncio.current_task()
-        # The Redis client can lose a cancellation before Python 3.12 (python/cpython#86296).
-        while this is None or not this.cancelling():
+        while True:
             try:
                 await self.look()
                 self._is_failing = False
@@ -78,6 +76,7 @@ class LimitCounters:
                 self._failed(f"Redis can't be reached ({error}; {remedy_for(error)})")
             except DBAPIError as error:
                 self._failed(f"the database can't be read ({error.orig})")
+            raise_if_cancelled()
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> int:

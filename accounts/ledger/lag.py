@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from accounts.ledger.writer import LedgerCounts
 from accounts.metrics import Metrics
 from workers.protocol import keys
+from workers.redis.trouble import raise_if_cancelled
 
 LOOK_S = 5.0
 
@@ -30,15 +31,14 @@ class LedgerLag:
     async def run(self) -> None:
         """Look now and then until cancelled. While Redis is away, the last lag grows on."""
         read_at, lag_s = time.monotonic(), 0.0
-        this = asyncio.current_task()
-        # The Redis client can lose a cancellation before Python 3.12 (python/cpython#86296).
-        while this is None or not this.cancelling():
+        while True:
             try:
                 lag_s, read_at = await self._oldest_s(), time.monotonic()
                 self._metrics.ledger_entries.set(int(await self._redis.xlen(keys.USAGE)))
             except (RedisError, OSError):
                 pass  # the writer logs it
             self._metrics.ledger_lag.set(lag_s + (time.monotonic() - read_at if lag_s else 0.0))
+            raise_if_cancelled()
             await asyncio.sleep(LOOK_S)
 
     def show_counts(self) -> None:

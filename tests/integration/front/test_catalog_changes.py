@@ -148,7 +148,7 @@ async def test_a_model_that_has_left_the_catalog_and_has_no_worker_is_unknown(
     worker.stop()
     stack.workers.remove(worker)
     async with asyncio.timeout(SOON_S):
-        while (answer := await chat(following))[0] == 200:  # noqa: ASYNC110 - another process has to notice
+        while (answer := await chat(following))[0] == 200:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     status, body, _ = answer
     assert status == 404, "calls do not wait for a worker that nobody starts"

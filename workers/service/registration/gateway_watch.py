@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 
 from workers.protocol import keys
 from workers.protocol.framing import gateway_of
-from workers.redis.trouble import NO_ANSWER
+from workers.redis.trouble import NO_ANSWER, raise_if_cancelled
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +46,12 @@ class GatewayWatch:
 
     async def run(self) -> None:
         """Check the heartbeats of all gateways every `interval_s` until cancelled."""
-        this = asyncio.current_task()
-        while this is None or not this.cancelling():  # as in `Registration.run`
+        while True:
             try:
                 await self._look()
             except (*NO_ANSWER, MemoryError):
                 self._missed.clear()
+            raise_if_cancelled()
             await asyncio.sleep(self._interval_s)
 
     async def _look(self) -> None:
