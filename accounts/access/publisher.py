@@ -26,7 +26,7 @@ from accounts.protocol.changes import KEY, MAX_CHANGES, STALE, Change, Move, com
 from accounts.protocol.records import FIRST_KEY_NAME
 from workers.protocol import keys
 from workers.redis.link import long_commands_of
-from workers.redis.trouble import remedy_for
+from workers.redis.trouble import raise_if_cancelled, remedy_for
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +81,8 @@ class Publisher:
     async def run(self) -> None:
         """Publish whatever changes until cancelled."""
         self._loop = asyncio.get_running_loop()
-        this = asyncio.current_task()
-        # The Redis client can lose a cancellation before Python 3.12 (python/cpython#86296).
-        while this is None or not this.cancelling():
+        while True:
+            raise_if_cancelled()
             self._wake.clear()
             try:
                 await self._publish_all()

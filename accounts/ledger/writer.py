@@ -23,6 +23,7 @@ from accounts.errors import DatabaseAway
 from accounts.ledger.rows import hold_deleted_until, write_batch, write_sums
 from accounts.ledger.stream import Entry, LedgerStream
 from accounts.protocol.usage import UsageBatch, UsageRecord, decode_batch, encode_batch
+from workers.redis.trouble import raise_if_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +83,8 @@ class LedgerWriter:
 
     async def run(self) -> None:
         """Write usage until cancelled. The database must have its tables."""
-        this = asyncio.current_task()
-        # The Redis client may forget a cancellation (`gateway.store.outage.raise_if_cancelled` says why).
-        while this is None or not this.cancelling():
+        while True:
+            raise_if_cancelled()
             try:
                 entries = await self._stream.take(MAX_ENTRIES, WAIT_S)
                 if entries:

@@ -39,6 +39,7 @@ from workers.planner.messages import (
 )
 from workers.protocol import residency
 from workers.protocol.residency import MachineModels, ModelDemand, ModelState, Why
+from workers.redis.trouble import raise_if_cancelled
 from workers.residency.ledger import free_bytes
 from workers.residency.picture import CPU, NEVER, Device, Failure, Share, Worker
 from workers.residency.policy import Group
@@ -186,10 +187,9 @@ class Residents:
 
     async def _keep(self, supervisor: Supervisor, fleet: Fleet, coordinator: Coordinator) -> None:
         """Follow the planner's orders, and plan while this machine is the one that does."""
-        this = asyncio.current_task()
         is_ready = False
-        # Redis' client can swallow a cancellation before Python 3.12 (python/cpython#86296), so it is looked for.
-        while this is None or not this.cancelling():
+        while True:
+            raise_if_cancelled()
             self._changed.clear()
             if moved_s := self._clock.moved_s():
                 self._move_times(moved_s)

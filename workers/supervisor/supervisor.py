@@ -17,6 +17,7 @@ from workers.forkserver.client import CAN_FORK, ForkServer
 from workers.process import black_box
 from workers.protocol import keys
 from workers.protocol.exits import FINAL, Exit
+from workers.redis.trouble import raise_if_cancelled
 from workers.settings import EveryWorkerSettings, ModelSettings, PaddockSettings, SupervisorSettings, WorkerSettings
 from workers.supervisor import state_folder
 from workers.supervisor.child import Child, WorkerSlot
@@ -293,10 +294,9 @@ class Supervisor:
     async def _listen(self) -> None:
         """Stop workers whose model an admin unloads, and start them again when it is loaded. A model counts as loaded
         when this supervisor begins to keep it."""
-        this = asyncio.current_task()
         begun: frozenset[str] = frozenset()
-        # Checked in each round, since redis-py can swallow a cancellation before Python 3.12 (python/cpython#86296).
-        while this is None or not this.cancelling():
+        while True:
+            raise_if_cancelled()
             models = frozenset(post.worker.model.name for post in self._posts.values())
             begun &= models
             if fresh := models - begun:

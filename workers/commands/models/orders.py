@@ -34,6 +34,7 @@ from workers.protocol.residency import (
     decode_order,
     encode,
 )
+from workers.redis.trouble import raise_if_cancelled
 
 TIMEOUT_S = 2.0
 """Seconds after which Redis counts as away."""
@@ -92,11 +93,10 @@ class LibraryOrders:
 
     async def run(self) -> None:
         """Carry out orders until cancelled; then end what is being downloaded. What has come is kept."""
-        this = asyncio.current_task()
         try:
             async with asyncio.TaskGroup() as tasks:
-                # Redis' client can swallow a cancellation before Python 3.12 (python/cpython#86296).
-                while this is None or not this.cancelling():
+                while True:
+                    raise_if_cancelled()
                     self._changed.clear()
                     try:
                         async with asyncio.timeout(TIMEOUT_S):

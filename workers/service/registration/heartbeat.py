@@ -34,7 +34,7 @@ from workers.protocol.heartbeat import (
     sealed_news,
 )
 from workers.redis import link
-from workers.redis.trouble import NO_ANSWER, is_of_one_name, remedy_for
+from workers.redis.trouble import NO_ANSWER, is_of_one_name, raise_if_cancelled, remedy_for
 
 REDIS_TIMEOUT_S = 2.0
 """Maximum seconds for connecting, and for one answer: as many as gateways wait (`gateway.store.client`). If workers
@@ -103,9 +103,8 @@ class Registration:
 
     async def run(self) -> None:
         """Send heartbeats and news until cancelled."""
-        this = asyncio.current_task()
-        # Checked each round: redis-py can swallow a cancellation before Python 3.12 (python/cpython#86296).
-        while this is None or not this.cancelling():
+        while True:
+            raise_if_cancelled()
             try:
                 await self._tell()
             except MemoryError:  # the next beat may find some
