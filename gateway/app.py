@@ -306,12 +306,11 @@ def _core(settings: GatewaySettings, redis: redis.asyncio.Redis) -> _Core:
     memory = MemoryBudget(settings.call_memory_bytes or _default_memory(settings))
     relay = Relay(process, settings.worker_secret, settings.stream_buffer_events, memory.reserve)
     desired_adapters = DesiredAdapters(redis, lambda: fleet.snapshot.models, unreadable, lambda: catalog.names.scales)
-    fleet = _fleet(settings, redis, metrics, unreadable, desired_adapters)
+    fleet = _fleet(settings, redis, catalog, metrics, unreadable, desired_adapters)
     fleet.listen(lambda snapshot: relay.follow(_beats(snapshot)))
     fleet.uphold(relay.hears)
     first = FirstWorkers(catalog.names.meant, settings.ready_wait_s)
     catalog.listen(lambda names: first.only(names.meant))
-    catalog.listen(lambda names: fleet.withdraw(catalog.withdrawn))
     fleet.listen(first.follow)
     states = ModelStates(redis, unreadable, lambda: catalog.names.meant)
     admission = _admission(settings, redis, gateway_id, catalog, fleet, states, metrics, unreadable)
@@ -371,17 +370,20 @@ def _keys() -> tuple[KnownCallers, Keys]:
 def _fleet(
     settings: GatewaySettings,
     redis: redis.asyncio.Redis,
+    catalog: LiveCatalog,
     metrics: Metrics,
     unreadable: Unreadable,
     desired_adapters: DesiredAdapters,
 ) -> Fleet:
-    return Fleet(
+    fleet = Fleet(
         redis,
         settings.worker_secret,
         registered=desired_adapters.contents,
         refused=lambda kind: metrics.refused_records.labels(kind).inc(),
         unreadable=unreadable,
     )
+    catalog.listen(lambda names: fleet.withdraw(catalog.withdrawn))
+    return fleet
 
 
 def _admission(

@@ -48,7 +48,7 @@ class LiveCatalog:
         self.fault = ""
         """What is wrong with the file's contents, which are not used therefore; empty: they are used."""
         self.withdrawn = frozenset[str]()
-        """Models that were in the catalog since this process began, and are not in it now."""
+        """Models that have left the catalog since this process began."""
         self._version = _version(None if self._file is None else self._file.load())
 
     @property

@@ -111,7 +111,7 @@ class Fleet:
         self._listeners.append(on_change)
 
     def withdraw(self, models: frozenset[str]) -> None:
-        """Take models for unknown while no worker takes calls for them: they have left the catalog (`FleetState`)."""
+        """Treat models that have left the catalog as unknown while none of their workers takes calls."""
         self._state.withdraw(models)
         self._notify()
 

@@ -125,8 +125,8 @@ class FleetState:
         return updater.pool if updater else NO_POOL
 
     def withdraw(self, models: frozenset[str]) -> None:
-        """Leave these models out of snapshots, and the names of their adapters, while they have no worker that takes
-        calls. Those of an earlier call that are not among them count again."""
+        """Leave these models and the names of their adapters out of snapshots while none of their workers takes calls.
+        Replaces the models of an earlier call."""
         self._withdrawn = models
         self._snapshot = None
 

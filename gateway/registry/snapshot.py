@@ -24,7 +24,8 @@ class FleetSnapshot:
     workers: Mapping[str, tuple[Heartbeat, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Model -> its live workers by id, including draining ones; only models with workers."""
     models: frozenset[str] = frozenset()
-    """Every model that has ever had a worker on this Redis, less those that have left the catalog and have none now."""
+    """Every model that has ever had a worker on this Redis, except those that have left the catalog and whose workers
+    are gone or drain."""
     adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Adapter -> its model, for the adapters whose names callers can send as `model`."""
     contents: Mapping[str, Contents] = field(default_factory=lambda: MappingProxyType({}))

@@ -4,8 +4,8 @@ Whoever has the login of a gateway, supervisor or worker can write fields withou
 is read in one round trip as long as it is small. Once it was not, lengths are asked for first, until nothing is too
 long any more: what is, and one field of too many, is left out, counted, and named in the log once. What is longer than
 any of it is cut off by the client (`workers.redis.bounded_answers`). If not even the names of a hash's fields can be
-read, the hash is written anew, of its known fields: nobody could learn of a field beside them, and whoever has written
-one writes it again.
+read, the hash is rewritten with only the fields that are known. No other field could have been read, and its gateway or
+machine writes it again.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class BoundedReads:
         names = await self._names(name)
         if names is None:
             found = self._kept(name, await self._short_of(name, known))
-            await self._write_anew(name, found)
+            await self._rewrite(name, found)
             return found
         chosen = list[bytes]()
         for one in sorted(names, key=lambda one: one not in known):
@@ -166,9 +166,9 @@ class BoundedReads:
             values = await pipeline.execute(raise_on_error=False) if found else []
         return {one: value for one, value in zip(found, values, strict=True) if value is not None}
 
-    async def _write_anew(self, name: str, fields: Mapping[bytes, bytes]) -> None:
-        """Leave a hash no more than these fields."""
-        why = f"names of all have more than {LONGEST_ANSWER:,} bytes, so only the {len(fields):,} known ones are kept"
+    async def _rewrite(self, name: str, fields: Mapping[bytes, bytes]) -> None:
+        """Rewrite a hash with only these fields."""
+        why = f"all names together have more than {LONGEST_ANSWER:,} bytes; only {len(fields):,} known fields are kept"
         self._skip(name, b"", why)
         async with self._pipeline() as pipeline:
             pipeline.unlink(name)

@@ -239,11 +239,11 @@ NEEDED_WITHIN = {
         *("promptCache", "scratch"),
     ),
 }
-"""The same, of mappings within those."""
+"""Value of `NEEDED` -> the mappings within it that templates can't be without."""
 
 
 def whole_schema() -> Schema:
-    """Without the descriptions."""
+    """Return the schema of all values, without descriptions."""
     found = _outer_schema()
     for name, needed in NEEDED_WITHIN.items():
         found["properties"][name] = with_required(found["properties"][name], *needed)
@@ -251,6 +251,7 @@ def whole_schema() -> Schema:
 
 
 def _outer_schema() -> Schema:
+    """Return the schema without what `NEEDED_WITHIN` requires."""
     image = fields(
         registry=text(r"^([a-z0-9][a-z0-9._:/-]*[a-z0-9])?$"),
         tag=text(r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,127})?$"),

@@ -15,8 +15,8 @@ import pytest
 from tests.integration.engine.conftest import DEMO
 from tests.support import adapter_files
 from tests.support.adapter_files import Weights, weights_for
-from tests.support.few_descriptors import few_descriptors
 from tests.support.lone_context import lone_context, same
+from tests.support.process_limits import few_descriptors
 from workers.engine.adapters.registry import MAX_SCALE
 from workers.llama.adapters import Adapter, AdapterError, AdapterUnreadable, AppliedAdapters, inspect
 from workers.llama.model import Model

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.engine.conftest import DEMO
 from tests.integration.engine.listener import ONE_THREAD, Bench, Heard, changed
 from tests.support import adapter_files
-from tests.support.few_descriptors import few_descriptors
+from tests.support.process_limits import few_descriptors
 from workers.engine.adapters.registry import MAX_SCALE, AdapterRegistry
 from workers.engine.engine import Engine, EngineRequest
 from workers.llama.adapters import AdapterError, AdapterUnreadable

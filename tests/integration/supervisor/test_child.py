@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.integration.supervisor.conftest import unreadable
-from tests.support.few_descriptors import few_descriptors
+from tests.support.process_limits import few_descriptors
 from workers.protocol.exits import Exit
 from workers.supervisor.child import Backoff, Child
 from workers.supervisor.output import Console, Output, Terminal

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from redis.exceptions import NoPermissionError, RedisError
 
-from tests.support.full_disk import full_disk
+from tests.support.process_limits import full_disk
 from tests.support.redis_server import redis_binaries, wheel_redis
 from workers.protocol.keys import ROLES, Role
 from workers.redis.link import connect

@@ -26,8 +26,8 @@ from gateway.client import BadRequest, Client, ModelStatus, Unavailable
 from gateway.commands.target import address_file
 from gateway.commands.up import SOCKET_LOOK_S
 from tests.integration.supervisor.conftest import Program, Programs, unreadable, wait_until
-from tests.support.full_disk import full_disk
 from tests.support.hub_server import Hub
+from tests.support.process_limits import full_disk
 from tests.support.redis_server import RedisServer
 from tests.support.small_disk import fill, filled, needs_disks, read_only, small_disk
 from workers.protocol import keys

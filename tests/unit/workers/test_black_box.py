@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.full_disk import full_disk
+from tests.support.process_limits import full_disk
 from workers.process.black_box import HALF, MAX_LABEL, BlackBox, BoxReader, describe, find, progress_of, take
 from workers.settings import WorkerSettings
 from workers.worker import kept_box

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.few_descriptors import few_descriptors
+from tests.support.process_limits import few_descriptors
 from tests.support.waiting import wait_until
 from workers.chat.conversation import Conversation
 from workers.chat.renderer import Renderer

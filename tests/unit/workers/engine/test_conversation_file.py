@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.few_descriptors import few_descriptors
+from tests.support.process_limits import few_descriptors
 from tests.unit.workers.engine.disk_support import FINGERPRINT, KEYS, SAVE_BOUNDS, TEAM
 from workers.engine.cache.prompt import Scope
 from workers.engine.cache.slots import SavedBlock, SavedConversation

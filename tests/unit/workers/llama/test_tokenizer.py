@@ -18,10 +18,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.support.few_descriptors import few_descriptors
 from tests.support.llama_source import files_of, llama_cpp_source
+from tests.support.process_limits import few_descriptors
 from tests.support.small_models import write_small_model
 from tests.support.texts import fuzzed_texts
 from tests.support.waiting import wait_until
@@ -70,10 +71,10 @@ class Bench:
 
 
 def is_running(pid: int) -> bool:
-    """A process that has ended stays as a zombie until its new parent, process 1 perhaps, asks how."""
+    """Return whether a process runs. One that has ended stays as a zombie until its parent, maybe process 1, waits."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 

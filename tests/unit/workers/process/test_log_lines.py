@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.support.few_descriptors import few_descriptors
+from tests.support.process_limits import few_descriptors
 from workers.process import log_lines
 from workers.process.log_lines import MAX_WAITING_BYTES, PIECE_BYTES, FieldsFormatter, UnblockedHandler
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.full_disk import full_disk
+from tests.support.process_limits import full_disk
 from workers.models.catalog import CatalogError
 from workers.models.spec import LlamaSettings, ModelSpec
 from workers.settings import SupervisorSettings

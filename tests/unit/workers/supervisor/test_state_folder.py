@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.full_disk import full_disk
+from tests.support.process_limits import full_disk
 from workers.supervisor.state_folder import StateFolder, holds
 
 
