@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -114,8 +114,6 @@ if TYPE_CHECKING:
 
 TOKENS = "gateway.access.tokens"
 """Loaded where `oidc` names a provider: PyJWT takes 60 ms and 11 MiB."""
-LONGEST_CONTEXT = 1 << 20
-"""Assumed longest context of the fleet, in tokens, while some model has no worker and its context is not known."""
 LEAST_CALL_MEMORY = 192 << 20
 """Minimum, in bytes, of the default limit on the memory of all requests. A large `max_body_bytes` raises that limit."""
 
@@ -433,7 +431,7 @@ def _handlers(
 ) -> Mapping[str, Handler]:
     """Return name -> handler for all routes. The names are those of `gateway.api.routes`."""
     resolver, pipeline, fleet, catalog = core.resolver, core.pipeline, core.fleet, core.catalog
-    decoding, longest = DecodingThread(), lambda: longest_context(fleet.snapshot, catalog.names.models)
+    decoding, longest = DecodingThread(), lambda: fleet.snapshot.longest_context(catalog.names.models)
     max_media_bytes = settings.max_media_body_mib * MIB
     media = MediaBounds(max_media_bytes, settings.max_media_mib * MIB)
     intake = Intake(settings.max_body_bytes, core.memory, decoding, longest, media)
@@ -582,15 +580,6 @@ async def _key_store(
     first = await first_key.settle(redis, secret, settings.api_key, settings.state_dir)
     # A preset key can't be overruled by records in Redis.
     return KeyStore(redis, secret, keys, (*fixed, first) if settings.api_key else fixed, first, unreadable)
-
-
-def longest_context(snapshot: FleetSnapshot, named: Set[str]) -> int:
-    """Return the tokens of the longest context in the fleet; LONGEST_CONTEXT as long as some model has no worker.
-
-    `named`: the models of the catalog."""
-    if not all(snapshot.workers.get(model) for model in named | snapshot.models):
-        return LONGEST_CONTEXT
-    return max((beat.n_ctx for beat in _beats(snapshot)), default=LONGEST_CONTEXT)
 
 
 def _is_leaving(in_flight: InFlightRequests, resolver: CallResolver) -> bool:

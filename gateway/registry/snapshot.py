@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -15,6 +15,9 @@ from typing import Protocol
 from gateway.adapters.names import Contents
 from gateway.telemetry.metrics import DRAINED, LOST
 from workers.protocol.heartbeat import Heartbeat
+
+LONGEST_CONTEXT = 1 << 20
+"""Assumed longest context of the fleet, in tokens, while some model has no worker and its context is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,14 @@ class FleetSnapshot:
 
     def of(self, model: str) -> tuple[Heartbeat, ...]:
         return self.workers.get(model, ())
+
+    def longest_context(self, named: Set[str]) -> int:
+        """Return the tokens of the longest context in the fleet; LONGEST_CONTEXT as long as some model has no worker.
+
+        `named`: the models of the catalog."""
+        if not all(self.workers.get(model) for model in named | self.models):
+            return LONGEST_CONTEXT
+        return max((beat.n_ctx for beats in self.workers.values() for beat in beats), default=LONGEST_CONTEXT)
 
     def membership(self) -> frozenset[tuple[str, str, str, str, int, bool]]:
         """Return each worker's model, id, boot id, address, slots, draining. Listeners are told when these change."""
