@@ -59,7 +59,8 @@ class CatalogEditing:
 
     def check(self, text: str) -> TextCheck:
         """Return what is wrong with a catalog's text, and what it would change. Raises NotSupported."""
-        found, faults = check_text(text, self._path())
+        self._path()
+        found, faults = check_text(text)
         if found is None:
             return TextCheck(faults, {})
         changes = differences(self._catalog.catalog, found)
@@ -70,8 +71,8 @@ class CatalogEditing:
 
         Raises CatalogRefused, CatalogChanged, NotSupported."""
         path = self._path()
-        if faults := check_text(text, path)[1]:
-            told = "; ".join(f"line {fault.line}: {fault.message}" for fault in faults)
+        if faults := check_text(text)[1]:
+            told = "; ".join(f"line {one.line}: {one.message}" if one.line else one.message for one in faults)
             raise CatalogRefused(f"{told} (the file stays as it is)")
         if self.read().digest != digest:
             raise CatalogChanged(f"{path} has changed since it was read. Read it again, and make your changes there.")

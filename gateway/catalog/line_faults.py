@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import islice
 
 import msgspec
 import yaml
 
-from workers.models.catalog import NAMED_BY_KEYS, Catalog, CatalogError, check
-from workers.models.catalog_faults import Step, faults_of, shown
+from workers.models.catalog import NAMED_BY_KEYS, Catalog, broken_rules
+from workers.models.catalog_faults import MOST, MOST_LOOKED_FOR, Step, faults_of, more_than_told, shown
 from workers.yaml_document import YamlInvalid, compose_yaml, load_yaml
 
 _LINE = re.compile(r"line (\d+), column \d+")
@@ -27,25 +27,34 @@ class LineFault(msgspec.Struct, frozen=True, kw_only=True):
     """Where, what, and the remedy."""
 
 
-def check_text(text: str, path: Path) -> tuple[Catalog | None, list[LineFault]]:
+def check_text(text: str) -> tuple[Catalog | None, list[LineFault]]:
     """Return the checked catalog and no fault, or None and the faults: all of the document's form or, once there are
-    none of these, the first rule that it breaks. `path`: the file that it is for."""
+    none of these, all rules that it breaks; at most MOST, and how many more there are."""
+    found, faults = _judged(text)
+    told = sorted(faults, key=lambda fault: fault.line)[:MOST]
+    if len(faults) > MOST:
+        told.append(LineFault(line=0, message=more_than_told(len(faults))))
+    return found, told
+
+
+def _judged(text: str) -> tuple[Catalog | None, list[LineFault]]:
+    """Return the catalog, or None and all of its text's faults."""
     try:
         document, root = load_yaml(text), compose_yaml(text)
     except YamlInvalid as error:
         lines = [int(line) for line in _LINE.findall(str(error))]
         return None, [LineFault(line=max(lines, default=0), message=f"not valid YAML or JSON: {error}")]
     try:
-        return check(msgspec.convert(document, Catalog), str(path)), []
+        found = msgspec.convert(document, Catalog)
     except msgspec.ValidationError as error:
-        found = [
+        faults = [
             LineFault(line=_line_of(root, _steps_to(fault.path, fault.what)), message=shown(fault, document))
             for fault in faults_of(document, Catalog, NAMED_BY_KEYS)
         ]
-        return None, sorted(found, key=lambda fault: fault.line) or [LineFault(line=0, message=str(error))]
-    except CatalogError as error:
-        message = str(error).removeprefix(f"{path}: ")
-        return None, [LineFault(line=_line_of(root, _place_of(message)), message=message)]
+        return None, faults or [LineFault(line=0, message=str(error))]
+    rules = islice(broken_rules(found), MOST_LOOKED_FOR)
+    broken = [LineFault(line=_line_of(root, _place_of(fault)), message=fault) for fault in rules]
+    return None if broken else found, broken
 
 
 def _steps_to(path: tuple[Step, ...], what: str) -> tuple[Step, ...]:
@@ -72,7 +81,11 @@ def _line_of(node: yaml.Node | None, steps: Sequence[Step]) -> int:
             node = node.value[step]
             line = node.start_mark.line + 1
         elif isinstance(node, yaml.MappingNode):
-            pair = next((pair for pair in node.value if getattr(pair[0], "value", None) == str(step)), None)
+            pairs = {getattr(pair[0], "value", None): pair for pair in node.value}
+            # A name may have dots, and what follows it in a message begins with one: `aliases.gpt-4.1.targets`.
+            parts = str(step).split(".")
+            names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+            pair = next((pairs[name] for name in names if name in pairs), None)
             if pair is None:
                 break
             line, node = pair[0].start_mark.line + 1, pair[1]

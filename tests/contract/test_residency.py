@@ -65,7 +65,10 @@ def test_gateways_are_ready_without_models_that_calls_load() -> None:
         ({"workers": 0, "residency": {}}, "`workers` is 0, so the model has none here"),
         ({"residency": {"pinned": True, "ttl_s": 60}}, "`residency.pinned` keeps the model, `ttl_s` lets it leave"),
         ({"residency": {"preload": True, "min": 1}}, "`residency.preload` has no use beside a `min`"),
-        ({"residency": {"group": "g"}}, r"models \(a\): residency.group: no group is named 'g'; the catalog has no"),
+        (
+            {"residency": {"group": "g"}},
+            r"models\[0\] \(a\): residency.group: no group is named 'g'; the catalog has no",
+        ),
     ],
 )
 def test_a_residency_that_contradicts_itself(entry: dict[str, Any], message: str) -> None:

@@ -6,7 +6,8 @@ A catalog is YAML or JSON. Its JSON Schema is published as `docs/catalog.schema.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from workers.models.alias_parameters import DROPPABLE, AliasParameters
-from workers.models.catalog_faults import faults_of, shown, shown_as_flag
+from workers.models.catalog_faults import MOST_LOOKED_FOR, faults_of, shown, shown_as_flag, told
 from workers.models.cores import cores_of, shares_of
 from workers.models.spec import (
     MAX_SHARED_BYTES,
@@ -114,115 +115,120 @@ class CatalogError(ValueError):
 
 
 def check(catalog: Catalog, origin: str) -> Catalog:
-    """Return the catalog if it keeps the rules that a schema can't express: one source per model, unique names, aliases
-    of known models, and so on. Raises CatalogError otherwise. `origin`: name of the catalog's file for the message."""
-    if (number := sum(model.residency is not None for model in catalog.models)) > MAX_MODELS:
-        raise CatalogError(
-            f"{origin}: {number:,} models have `residency`, and supervisors can tell gateways of {MAX_MODELS:,}; leave "
-            "some out, or serve them by another fleet"
-        )
-    names: set[str] = set()
-    for number, model in enumerate(catalog.models):
-        where = f"{origin}: models[{number}] ({model.name})"
-        if (model.path is None) == (model.hf is None):
-            raise CatalogError(
-                f"{where}: give exactly one source: `path` (a GGUF file) or `hf` (REPO[:QUANT][@REVISION])"
-            )
-        if (wanted := max(len(model.llama.tensor_split), model.llama.main_gpu + 1)) > model.gpus:
-            raise CatalogError(
-                f"{where}: `llama` speaks of {wanted} GPUs and each worker gets {model.gpus}; raise `gpus`"
-            )
-        if model.llama.cpus and model.workers:
-            _check_cores(f"{where}: llama: ", model)
-        if (size := len(msgspec.json.encode(model.shared_prompts))) > MAX_SHARED_BYTES:
-            raise CatalogError(
-                f"{where}: shared_prompts: the texts take {size:,} bytes as JSON and may take {MAX_SHARED_BYTES:,} "
-                "together; mark fewer or shorter ones"
-            )
-        if model.name in names:
-            raise CatalogError(f"{where}: the name is used twice; rename one of the two models")
-        names.add(model.name)
-        adapters = [adapter.name for adapter in model.adapters]
-        if twice := _first_twice(adapters):
-            raise CatalogError(f"{where}: adapters: {twice!r} is named twice; rename one of the two")
-    for alias, entry in catalog.aliases.items():
-        where = f"{origin}: aliases.{alias}"
-        if alias in names and alias != entry:
-            raise CatalogError(f"{where}: a model has this name already; rename the alias")
-        if isinstance(entry, str):
-            _check_model(where, entry, names)
-        else:
-            _check_chain(where, alias, entry, names, catalog.aliases)
-            _check_parameters(where, entry)
-    policies = {model.name: model.policy for model in catalog.models}
-    for place, fault in shared_faults(policies, catalog.groups, catalog.models_max):
-        raise CatalogError(f"{origin}: {place}: {fault}")
-    for job, name in msgspec.structs.asdict(catalog.default).items():
-        if name is not None and name not in names and name not in catalog.aliases:
-            known = _listed({*names, *catalog.aliases})
-            raise CatalogError(f"{origin}: default.{job}: no model or alias is named {name!r}; use one of: {known}")
+    """Return the catalog if it keeps the rules that a schema can't express. Raises CatalogError, which tells all that
+    it breaks. `origin`: name of the catalog's file for the message."""
+    if faults := [*islice(broken_rules(catalog), MOST_LOOKED_FOR)]:
+        raise CatalogError(told(f"{origin}: ", faults))
     return catalog
 
 
-def _check_cores(where: str, model: ModelSpec) -> None:
-    """Raise CatalogError unless each of the model's workers gets a core of its own, and one for each of its threads."""
+def broken_rules(catalog: Catalog) -> Iterator[str]:
+    """Yield what breaks the rules that a schema can't express, each with its place: one source per model, unique names,
+    aliases of known models, and so on."""
+    if (number := sum(model.residency is not None for model in catalog.models)) > MAX_MODELS:
+        yield (
+            f"{number:,} models have `residency`, and supervisors can tell gateways of {MAX_MODELS:,}; leave some out, "
+            "or serve them by another fleet"
+        )
+    names: set[str] = set()
+    for number, model in enumerate(catalog.models):
+        where = f"models[{number}] ({model.name})"
+        yield from (f"{where}: {fault}" for fault in _model_faults(model, catalog.groups))
+        if model.name in names:
+            yield f"{where}: the name is used twice; rename one of the two models"
+        names.add(model.name)
+    for alias, entry in catalog.aliases.items():
+        where = f"aliases.{alias}"
+        if alias in names and alias != entry:
+            yield f"{where}: a model has this name already; rename the alias"
+        if isinstance(entry, str):
+            yield from _unknown_model(where, entry, names)
+        else:
+            yield from _chain_faults(where, alias, entry, names, catalog.aliases)
+            yield from _parameter_faults(where, entry)
+    policies = {model.name: model.policy for model in catalog.models}
+    yield from (f"{place}: {fault}" for place, fault in shared_faults(policies, catalog.groups, catalog.models_max))
+    for job, name in msgspec.structs.asdict(catalog.default).items():
+        if name is not None and name not in names and name not in catalog.aliases:
+            known = _listed({*names, *catalog.aliases})
+            yield f"default.{job}: no model or alias is named {name!r}; use one of: {known}"
+
+
+def _model_faults(model: ModelSpec, groups: Mapping[str, Group]) -> Iterator[str]:
+    if (model.path is None) == (model.hf is None):
+        yield "give exactly one source: `path` (a GGUF file) or `hf` (REPO[:QUANT][@REVISION])"
+    if (wanted := max(len(model.llama.tensor_split), model.llama.main_gpu + 1)) > model.gpus:
+        yield f"`llama` speaks of {wanted} GPUs and each worker gets {model.gpus}; raise `gpus`"
+    if model.llama.cpus and model.workers and (fault := _core_fault(model)):
+        yield f"llama: {fault}"
+    if (size := len(msgspec.json.encode(model.shared_prompts))) > MAX_SHARED_BYTES:
+        yield (
+            f"shared_prompts: the texts take {size:,} bytes as JSON and may take {MAX_SHARED_BYTES:,} together; mark "
+            "fewer or shorter ones"
+        )
+    if model.residency is not None and model.residency.group not in (None, *groups):
+        known = f"use one of: {_listed(groups)}" if groups else "the catalog has no `groups`"
+        yield f"residency.group: no group is named {model.residency.group!r}; {known}"
+    if twice := _first_twice([adapter.name for adapter in model.adapters]):
+        yield f"adapters: {twice!r} is named twice; rename one of the two"
+
+
+def _core_fault(model: ModelSpec) -> str:
+    """Return what is wrong unless each of the model's workers gets a core of its own, and one for each of its threads;
+    empty: nothing."""
     try:
         least = min(map(len, shares_of(cores_of(model.llama.cpus), model.workers)))
     except ValueError as error:
-        raise CatalogError(f"{where}{error}") from None
+        return str(error)
     if (threads := max(model.llama.n_threads, model.llama.n_threads_batch)) > least:
-        raise CatalogError(
-            f"{where}`cpus` gives each of {model.workers} workers {least} cores, and {threads} threads would share "
-            "them; name more cores, or lower `n_threads` and `n_threads_batch`"
+        return (
+            f"`cpus` gives each of {model.workers} workers {least} cores, and {threads} threads would share them; name "
+            "more cores, or lower `n_threads` and `n_threads_batch`"
         )
+    return ""
 
 
-def _check_model(where: str, target: str, names: Set[str]) -> None:
+def _unknown_model(where: str, target: str, names: Set[str]) -> Iterator[str]:
     if target not in names:
-        raise CatalogError(f"{where}: no model is named {target!r}; use one of: {_listed(names)}")
+        yield f"{where}: no model is named {target!r}; use one of: {_listed(names)}"
 
 
-def _check_chain(where: str, alias: str, chain: AliasChain, names: Set[str], aliases: Mapping[str, Entry]) -> None:
+def _chain_faults(
+    where: str, alias: str, chain: AliasChain, names: Set[str], aliases: Mapping[str, Entry]
+) -> Iterator[str]:
     shares = chain.shares()
     for number, share in enumerate(shares):
-        _check_model(f"{where}.targets[{number}]", share.model, names)
+        yield from _unknown_model(f"{where}.targets[{number}]", share.model, names)
     models = [share.model for share in shares]
     if twice := _first_twice(models):
-        raise CatalogError(f"{where}.targets: {twice!r} is named twice; give it one entry with the sum of the weights")
+        yield f"{where}.targets: {twice!r} is named twice; give it one entry with the sum of the weights"
     if not any(share.weight for share in shares):
-        raise CatalogError(f"{where}.targets: every weight is 0; give one of them a weight above 0")
+        yield f"{where}.targets: every weight is 0; give one of them a weight above 0"
     if twice := _first_twice(chain.fallbacks):
-        raise CatalogError(f"{where}.fallbacks: {twice!r} is named twice; remove one of the two")
+        yield f"{where}.fallbacks: {twice!r} is named twice; remove one of the two"
     for number, fallback in enumerate(chain.fallbacks):
         at = f"{where}.fallbacks[{number}]"
         if fallback not in names and fallback not in aliases:
             known = _listed({*names, *aliases} - {alias})
-            raise CatalogError(f"{at}: no model or alias is named {fallback!r}; use one of: {known}")
+            yield f"{at}: no model or alias is named {fallback!r}; use one of: {known}"
         if fallback in models:
-            raise CatalogError(
-                f"{at}: {fallback!r} is a target already, and targets stand in for each other; remove it"
-            )
+            yield f"{at}: {fallback!r} is a target already, and targets stand in for each other; remove it"
         if path := _way_back(fallback, alias, aliases):
-            raise CatalogError(
-                f"{at}: this leads back to {alias!r} ({' -> '.join((alias, *path))}); remove one of these"
-            )
+            yield f"{at}: this leads back to {alias!r} ({' -> '.join((alias, *path))}); remove one of these"
 
 
-def _check_parameters(where: str, chain: AliasChain) -> None:
+def _parameter_faults(where: str, chain: AliasChain) -> Iterator[str]:
     for name in chain.strip:
         if name not in DROPPABLE:
             close = difflib.get_close_matches(name, DROPPABLE, n=1)
             remedy = f"did you mean `{close[0]}`?" if close else f"use some of: {_listed(DROPPABLE)}"
-            raise CatalogError(f"{where}.strip: {name!r} is no parameter that can be dropped; {remedy}")
+            yield f"{where}.strip: {name!r} is no parameter that can be dropped; {remedy}"
     if twice := _first_twice(chain.strip):
-        raise CatalogError(f"{where}.strip: {twice!r} is named twice; remove one of the two")
+        yield f"{where}.strip: {twice!r} is named twice; remove one of the two"
     fixed = chain.set.values()
     # Variables of chat templates stand each for itself, so both may have some.
-    both = sorted(fixed.keys() & chain.defaults.values().keys() - {"chat_template_kwargs"})
-    if both:
-        raise CatalogError(
-            f"{where}.defaults: {both[0]!r} has a value in `set` too, which counts in any case; remove one of the two"
-        )
+    for name in sorted(fixed.keys() & chain.defaults.values().keys() - {"chat_template_kwargs"}):
+        yield f"{where}.defaults: {name!r} has a value in `set` too, which counts in any case; remove one of the two"
 
 
 def _way_back(name: str, alias: str, aliases: Mapping[str, Entry], seen: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -264,16 +270,15 @@ def parse(raw: bytes, path: Path) -> Catalog:
 
 def convert(document: Any, origin: str) -> Catalog:
     """Return the checked catalog of a parsed YAML or JSON document. Raises CatalogError, which tells all faults of the
-    document's form."""
+    document's form, or once there are none, all rules that it breaks."""
     try:
         catalog = msgspec.convert(document, Catalog)
     except msgspec.ValidationError as error:
-        found = list(faults_of(document, Catalog, NAMED_BY_KEYS))
+        found = faults_of(document, Catalog, NAMED_BY_KEYS)
         faults = [shown_as_flag(fault) if origin == SETTINGS else shown(fault, document) for fault in found]
-        told = "\n  ".join(faults or [str(error)])
         place = "" if origin == SETTINGS else f"{origin}: "
-        head = f"{place}{len(faults)} faults:\n  " if len(faults) > 1 else place
-        raise CatalogError(f"{head}{told}; see docs/catalog.md for what each field takes") from None
+        text = told(place, faults or [str(error)])
+        raise CatalogError(f"{text}; see docs/catalog.md for what each field takes") from None
     return check(catalog, origin)
 
 

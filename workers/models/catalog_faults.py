@@ -9,13 +9,15 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 MOST = 10
-"""Maximum number of faults that are told at once."""
+"""Maximum number of faults that are told at once; of others only how many there are."""
+MOST_LOOKED_FOR = 50
+"""Maximum number of faults that are looked for. One of a document's form takes another reading of the document."""
 FLAGS = {"name": "alias", "path": "model"}
 """Field of a model -> the setting that gives it, where that has another name."""
 FORMS = {
@@ -42,13 +44,13 @@ class Fault(NamedTuple):
 
 
 def faults_of(document: Any, kind: Any, named: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield the faults of a document that is to be of this `kind`, at most MOST.
+    """Yield the faults of a document that is to be of this `kind`, at most MOST_LOOKED_FOR.
 
     `named`: fields that are mappings -> the type of their values: msgspec has one path for them all,
     `$.aliases[...]`."""
     rest = copy.deepcopy(document)
     removed: set[tuple[Step, ...]] = set()
-    for _ in range(MOST):
+    for _ in range(MOST_LOOKED_FOR):
         try:
             msgspec.convert(rest, kind)
             return
@@ -59,13 +61,29 @@ def faults_of(document: Any, kind: Any, named: Mapping[str, Any]) -> Iterator[Fa
         path = _steps(told, rest, named)
         missing = _MISSING.match(what)
         if missing is None or (*path, missing[1]) not in removed:
-            yield Fault(path, _words(what, path, rest, kind))
+            # Structs tell all that is wrong with them at once, a line each.
+            yield from (Fault(path, _words(line, path, rest, kind)) for line in what.split("\n"))
         if (meant := _meant(what, path, kind)) is not None:
             removed.add((*path, meant))
         gone = _without(rest, path, what)
         if gone is None:
             return
         removed.add(gone)
+
+
+def told(place: str, faults: Sequence[str]) -> str:
+    """Return one text of what is wrong with something: one fault, or a line for each of MOST, and how many more there
+    are. `place`: the beginning of the text, such as the file's name."""
+    if len(faults) == 1:
+        return f"{place}{faults[0]}"
+    head = f"{len(faults)} faults{' or more' if len(faults) >= MOST_LOOKED_FOR else ''}:"
+    more = [more_than_told(len(faults))] if len(faults) > MOST else []
+    return "\n  ".join((f"{place}{head}", *faults[:MOST], *more))
+
+
+def more_than_told(num_faults: int) -> str:
+    """Return the words for the faults that are not told; there may be more than were looked for."""
+    return f"and {num_faults - MOST}{' or' if num_faults >= MOST_LOOKED_FOR else ''} more"
 
 
 def shown(fault: Fault, document: Any) -> str:
@@ -187,8 +205,9 @@ def _without(document: Any, path: tuple[Step, ...], what: str) -> tuple[Step, ..
     """Take what msgspec complains of out of a document; return its path, or None if that can't be."""
     unknown = _UNKNOWN.match(what)
     target = (*path, unknown[1]) if unknown is not None else path
-    if _MISSING.match(what) and len(path) > 1:
-        # What is missing can't be made up: the whole entry goes, and what else is wrong with it is told next time.
+    if len(path) > 1 and (_MISSING.match(what) or (unknown is None and len(path) == 2)):
+        # What is missing can't be made up, nor what is wrong with an entry as a whole: the whole entry goes, and what
+        # else is wrong with it is told next time.
         place = _at(document, path[:1])
         if path[0] == "models" and isinstance(place, list) and isinstance(path[1], int):
             place[path[1]] = {"name": f"entry-{path[1]}", "path": "x.gguf"}

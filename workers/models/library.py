@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from workers.models import catalog
 from workers.models.catalog import Catalog, CatalogError
+from workers.models.catalog_faults import told
 from workers.models.fetched import Fetched, FileChanged
 from workers.models.files import (
     NotAFile,
@@ -108,15 +109,11 @@ class Library:
     def locate_all(self, found: Catalog) -> tuple[ModelSpec, ...]:
         """Return the models that have workers on this machine, each with its checked local file as its only source.
 
-        Raises ModelUnusable for the first model that can't be served."""
+        Raises ModelUnusable, which tells all local files that can't be used, or the first model of the hub that can't
+        be had: nothing is fetched while a file is missing."""
         served = [model for model in found.models if model.workers]
-        for model in served:
-            for adapter in model.adapters:
-                if adapter.path:
-                    check_gguf(Path(adapter.path), f"{model.name}, adapter {adapter.name}")
-            check_template(model)
-            for vector in model.llama.control_vectors:
-                check_gguf(Path(vector.path), f"{model.name}, control vector")
+        if faults := [fault for model in served for fault in _file_faults(model)]:
+            raise ModelUnusable(told("", faults))
         return tuple(self._with_companions(model) for model in served)
 
     def locate(self, model: ModelSpec) -> Path:
@@ -292,6 +289,28 @@ def _run(
     ) as process:
         last = watch.follow(process, timeout_s)
         return process.returncode, last
+
+
+def _file_faults(model: ModelSpec) -> Iterator[str]:
+    """Yield what is wrong with the local files that a model names."""
+    draft = model.speculation.draft
+    named: list[tuple[str | None, str]] = [
+        (model.path, model.name),
+        ("" if model.projector == NO_PROJECTOR else model.projector, f"{model.name}, projector"),
+        *((adapter.path, f"{model.name}, adapter {adapter.name}") for adapter in model.adapters),
+        (draft.path if draft else None, f"{model.name}, draft model"),
+        *((vector.path, f"{model.name}, control vector") for vector in model.llama.control_vectors),
+    ]
+    for path, name in named:
+        if path:
+            try:
+                check_gguf(first_part(Path(path)), name)
+            except ModelUnusable as error:
+                yield str(error)
+    try:
+        check_template(model)
+    except ModelUnusable as error:
+        yield str(error)
 
 
 def check_template(model: ModelSpec) -> None:

@@ -276,8 +276,8 @@ class LlamaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             _core_faults(self),
             _vector_faults(self),
         )
-        if fault := next(faults, None):
-            raise ValueError(fault)
+        if told := "\n".join(faults):
+            raise ValueError(told)
 
     @property
     def scales_positions(self) -> bool:
@@ -561,8 +561,8 @@ class ModelSpec(ChatDefaults, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.residency and (fault := next(own_faults(self.residency, self.workers), None)):
-            raise ValueError(fault)
+        if self.residency and (told := "\n".join(own_faults(self.residency, self.workers))):
+            raise ValueError(told)
 
     @property
     def policy(self) -> Residency:

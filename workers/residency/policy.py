@@ -136,19 +136,13 @@ def shared_faults(
 ) -> Iterator[tuple[str, str]]:
     """Yield what models and groups contradict in each other, as the place in the catalog and what is wrong there.
 
-    `policies`: model -> its residency, resolved."""
+    `policies`: model -> its residency, resolved. While one names a group that there is not, groups are not judged."""
     members: dict[str, dict[str, Residency]] = {name: {} for name in groups}
     for model, policy in policies.items():
-        if policy.group is None:
-            continue
-        if policy.group not in groups:
-            known = f"use one of: {', '.join(sorted(groups))}" if groups else "the catalog has no `groups`"
-            yield f"models ({model}): residency.group", f"no group is named {policy.group!r}; {known}"
-            return
-        members[policy.group][model] = policy
-    for name, group in groups.items():
-        if fault := next(_group_faults(group, members[name]), ""):
-            yield f"groups.{name}", fault
+        if policy.group is not None:
+            members.setdefault(policy.group, {})[model] = policy
+    for name, group in groups.items() if members.keys() == groups.keys() else ():
+        yield from ((f"groups.{name}", fault) for fault in _group_faults(group, members[name]))
     staying = [model for model, policy in policies.items() if policy.stays]
     if models_max and len(staying) > models_max:
         yield (

@@ -21,6 +21,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from workers.models.catalog import CatalogError
+from workers.models.catalog_faults import told
 from workers.models.cores import cores_of, shares_of, text_of
 from workers.models.spec import LlamaSettings, ModelSpec
 
@@ -100,7 +101,9 @@ class Site:
 def plan(served: Sequence[ModelSpec], cores: int, devices: Sequence[str], host: str) -> tuple[PlannedWorker, ...]:
     """Return each model's workers, in the catalog's order. Devices are dealt in turn, cores divided evenly. Pure.
 
-    Raises CatalogError if a worker wants more devices than there are."""
+    Raises CatalogError if workers want more devices than there are."""
+    if faults := [_too_many_devices(model, devices) for model in served if 0 < len(devices) < model.gpus]:
+        raise CatalogError(told("models: ", faults))
     models = [model for model in served for _ in range(model.workers)]
     threads = max(1, cores // max(1, len(models)))
     dealt = _dealt(models, devices)
@@ -189,15 +192,14 @@ def _dealt(models: Sequence[ModelSpec], devices: Sequence[str]) -> list[str | No
     dealt: list[str | None] = []
     turn = 0
     for model in models:
-        if devices and model.gpus > len(devices):
-            raise CatalogError(
-                f"models: each worker of {model.name} wants {model.gpus} GPUs and this machine has {len(devices)}; "
-                "lower `gpus`"
-            )
         own = [devices[(turn + number) % len(devices)] for number in range(model.gpus)] if devices else []
         turn += len(own)
         dealt.append(",".join(own) or None)
     return dealt
+
+
+def _too_many_devices(model: ModelSpec, devices: Sequence[str]) -> str:
+    return f"each worker of {model.name} wants {model.gpus} GPUs and this machine has {len(devices)}; lower `gpus`"
 
 
 def host_id(state_dir: Path) -> str:

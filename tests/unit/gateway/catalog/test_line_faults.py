@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gateway.catalog.line_faults import check_text
 
-FILE = Path("catalog.yaml")
 GOOD = "models:\n  - {name: one, path: one.gguf}\naliases:\n  gpt: one\n"
 
 
 def lines_of(text: str) -> list[tuple[int, str]]:
-    found, faults = check_text(text, FILE)
+    found, faults = check_text(text)
     assert found is None
     return [(fault.line, fault.message) for fault in faults]
 
 
 def test_a_good_text_is_a_catalog() -> None:
-    found, faults = check_text(GOOD, FILE)
+    found, faults = check_text(GOOD)
     assert found is not None
     assert (faults, [model.name for model in found.models]) == ([], ["one"])
 
@@ -52,7 +49,7 @@ models:
 )
 def test_a_rule_that_is_broken_has_its_line(added: str, line: int, told: str) -> None:
     if not told:
-        assert check_text(GOOD + added, FILE)[0] is not None
+        assert check_text(GOOD + added)[0] is not None
         return
     [(found, message)] = lines_of(GOOD + added)
     assert (found, message[: len(told)]) == (line, told)
@@ -61,6 +58,20 @@ def test_a_rule_that_is_broken_has_its_line(added: str, line: int, told: str) ->
 def test_a_model_that_is_named_twice() -> None:
     [(line, message)] = lines_of("models:\n- {name: a, path: a}\n- {name: b, path: b}\n\n- {name: a, path: c}\n")
     assert (line, message) == (5, "models[2] (a): the name is used twice; rename one of the two models")
+
+
+def test_all_rules_that_are_broken_have_their_lines() -> None:
+    told = lines_of(f"{GOOD}  one: two\n  a-1.5: {{targets: [nobody]}}\ndefault: {{chat: nobody}}\n")
+    assert [(line, message.partition(":")[0]) for line, message in told] == [
+        (5, "aliases.one"),
+        (5, "aliases.one"),
+        (6, "aliases.a-1.5.targets[0]"),
+        (7, "default.chat"),
+    ]
+    many = "".join(f"  a{number}: nobody\n" for number in range(14))
+    *first, last = lines_of(GOOD + many)
+    assert [line for line, _ in first] == list(range(5, 15))
+    assert last == (0, "and 4 more")
 
 
 @pytest.mark.parametrize("text", ["models: [\n", "a: 'b\n", "models:\n  - {name: a\n    path: b}\n"])

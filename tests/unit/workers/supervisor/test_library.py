@@ -155,6 +155,95 @@ def test_a_catalog_error_names_file_path_and_remedy(tmp_path: Path, text: str, s
     assert said in str(caught.value)
 
 
+def refused(folder: Path, text: str) -> list[str]:
+    """Return the lines with which a catalog is refused, without its path."""
+    file = folder / "catalog.yaml"
+    file.write_text(text)
+    with pytest.raises(CatalogError) as caught:
+        wanted(SupervisorSettings(catalog=file))
+    head, *lines = str(caught.value).split("\n  ")
+    return [head.removeprefix(f"{file}: "), *lines]
+
+
+def test_all_broken_rules_of_a_catalog_are_told(tmp_path: Path) -> None:
+    text = """
+models:
+- {name: z, path: p, residency: {group: nowhere}}
+- {name: a, path: p}
+- {name: a, hf: owner/repo, path: q}
+- {name: b, path: r, llama: {tensor_split: [1, 1]}, adapters: [{name: x, path: x}, {name: x, path: y}]}
+aliases: {c: nobody, d: {targets: [nobody, b], fallbacks: [b], strip: [temprature]}}
+groups: {g: {at_once: 1}}
+models_max: 1
+default: {chat: nobody}
+"""
+    assert refused(tmp_path, text) == [
+        "11 faults:",
+        "models[0] (z): residency.group: no group is named 'nowhere'; use one of: g",
+        "models[2] (a): give exactly one source: `path` (a GGUF file) or `hf` (REPO[:QUANT][@REVISION])",
+        "models[2] (a): the name is used twice; rename one of the two models",
+        "models[3] (b): `llama` speaks of 2 GPUs and each worker gets 1; raise `gpus`",
+        "models[3] (b): adapters: 'x' is named twice; rename one of the two",
+        "aliases.c: no model is named 'nobody'; use one of: a, b, z",
+        "aliases.d.targets[0]: no model is named 'nobody'; use one of: a, b, z",
+        "aliases.d.fallbacks[0]: 'b' is a target already, and targets stand in for each other; remove it",
+        "aliases.d.strip: 'temprature' is no parameter that can be dropped; did you mean `temperature`?",
+        "models_max: it is 1, and 2 models stay loaded (a, b); raise it, or give some of them `residency: {min: 0}`",
+        "and 1 more",
+    ]
+
+
+def test_what_is_wrong_with_one_entry_hides_no_fault_of_another(tmp_path: Path) -> None:
+    text = """
+models:
+- {name: a, path: p, residency: {idle: sleep, min: 1}}
+- 3
+- {name: b, path: q, slotz: 1}
+"""
+    head, *lines = refused(tmp_path, text)
+    assert head == "4 faults:"
+    assert [line.partition(";")[0] for line in lines] == [
+        "models[0] (a): `residency.idle` is sleep, and without `ttl_s` the model is never idle long enough",
+        "models[0] (a): `residency.idle` is sleep, and `min` keeps a worker loaded",
+        "models[1]: expected `object`, got `int`",
+        "models[2] (b): unknown field `slotz` (did you mean `slots`?)",
+    ]
+
+
+def test_of_many_faults_the_first_are_told_and_how_many_more_there_are(tmp_path: Path) -> None:
+    form = refused(tmp_path, f"models: [{', '.join(f'{{name: m{n}, path: p, slotz: 1}}' for n in range(13))}]")
+    assert [form[0], *form[11:]] == ["13 faults:", "and 3 more; see docs/catalog.md for what each field takes"]
+    aliases = ", ".join(f"a{number}: x" for number in range(12))
+    rules = refused(tmp_path, f"models: [{{name: m, path: p}}]\naliases: {{{aliases}}}")
+    assert [rules[0], rules[10], *rules[11:]] == [
+        "12 faults:",
+        "aliases.a9: no model is named 'x'; use one of: m",
+        "and 2 more",
+    ]
+
+
+def test_all_files_that_are_missing_are_told_before_anything_is_fetched(tmp_path: Path, model: Path) -> None:
+    gone, page = tmp_path / "gone.gguf", tmp_path / "page.gguf"
+    page.write_bytes(b"<html>" + bytes(40))
+    found = Catalog(
+        models=(
+            ModelSpec(name="far", hf="owner/repo"),
+            ModelSpec(name="a", path=str(gone)),
+            ModelSpec(name="b", path=str(model), projector=str(page), chat_template=str(tmp_path)),
+            ModelSpec(name="elsewhere", path=str(gone), workers=0),
+        )
+    )
+    with pytest.raises(ModelUnusable) as caught:
+        Library(tmp_path / "hub").locate_all(found)
+    assert str(caught.value).split("\n  ") == [
+        "3 faults:",
+        f"model a: no file {gone}; check the path",
+        f"model b, projector: {page} is not a GGUF file (it begins with b'<htm'); convert it to GGUF",
+        f"model b: chat_template: {tmp_path}: Is a directory; give a Jinja file",
+    ]
+    assert not (tmp_path / "hub").exists()
+
+
 def test_a_missing_catalog_says_so(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match="No such file"):
         wanted(SupervisorSettings(catalog=tmp_path / "none.yaml"))
