@@ -64,6 +64,7 @@ from gateway.api.overview.feed import Feed
 from gateway.api.overview.overview import Overviews
 from gateway.api.overview.plan import PlanRoute
 from gateway.api.overview.routes import OverviewRoutes
+from gateway.api.overview.worker_drains import WorkerDrains
 from gateway.api.responses.handlers import responses_handlers
 from gateway.api.responses.socket.connection import Bounds
 from gateway.api.responses.socket.memory import Memories
@@ -228,7 +229,7 @@ async def build(settings: GatewaySettings, redis: redis.asyncio.Redis, tracer: T
         local=LocalCaller(core.keys.directory) if settings.open else None,
     )
     accounts = AccountsRoute(settings.accounts_url, own_secret, access.proxies, core.memory)
-    handlers = {**_handlers(settings, redis, core, access), **_audited(core, accounts)}
+    handlers = {**_handlers(settings, redis, core, access), **_audited(redis, core, accounts)}
     router = Routes(handlers, access, settings.admin_port)
     key_store = await _key_store(settings, redis, own_secret, core.keys, core.unreadable)
     reconciler = AdapterReconciler(core.fleet, core.queries, core.desired_adapters)
@@ -486,10 +487,12 @@ def _handlers(
     }
 
 
-def _audited(core: _Core, accounts: AccountsRoute) -> Mapping[str, Handler]:
+def _audited(redis: redis.asyncio.Redis, core: _Core, accounts: AccountsRoute) -> Mapping[str, Handler]:
     """Return the handlers of the routes that the accounts service answers, and of those that it audits."""
     calls, catalog = CallRoutes(core.exchange, accounts.note), CatalogRoutes(core.catalog, accounts.note)
+    drains = WorkerDrains(core.fleet, core.queries, DesiredModels(redis), accounts.note)
     return {
+        "drain_worker": drains.answer,
         "accounts": accounts.answer,
         "calls": calls.show,
         "cancel_call": calls.cancel,

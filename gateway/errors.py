@@ -25,6 +25,7 @@ PaddockError                     status  type
 │   └── RoleNotAllowed           403     code role_not_allowed
 ├── NotFound                     404     not_found_error
 │   ├── ModelNotFound            404       code model_not_found
+│   ├── WorkerNotFound           404       code worker_not_found
 │   ├── ResponseNotFound         404       code response_not_found
 │   └── StreamGone               404       code stream_gone
 ├── MethodNotAllowed             405     invalid_request_error
@@ -223,6 +224,10 @@ class NotFound(PaddockError):
 
 class ModelNotFound(NotFound):
     code = "model_not_found"
+
+
+class WorkerNotFound(NotFound):
+    code = "worker_not_found"
 
 
 class ResponseNotFound(NotFound):

@@ -217,6 +217,7 @@ OPENAI = DialectTable(
     {
         "POST /admin/catalog/check": "`text`, a catalog",
         "POST /admin/catalog/reload": "nothing",
+        "POST /admin/workers/{worker}/drain": "nothing",
         "POST /health/drain": "nothing; `timeout_s` and `settle_s` stand in the address",
         "POST /ui/session": "`key`, an API key, which the console's cookie keeps",
         "POST /v1/moderations": UNSERVED,

@@ -18,6 +18,7 @@ from workers.planner.messages import (
     ToldWait,
     ToldWorker,
 )
+from workers.protocol.control import Leaving
 from workers.protocol.events import (
     Failed,
     Failure,
@@ -290,6 +291,7 @@ MESSAGES = {
     "accepted.json": Accepted("0badcafe", 42),
     "accepted_told.json": Accepted("0badcafe", 42, "<s>Grüße", RAN_WITH),
     "cancel.json": Cancel("gw-1", (7, 8)),
+    "leaving.json": Leaving(boot="0badcafe", num_calls=3),
     "failure.json": FAILURE,
     "failure_smallest.json": Failure(FailureCode.BUSY, "all slots are taken"),
     "event_started.json": STARTED,

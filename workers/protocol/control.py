@@ -10,12 +10,18 @@ own, so that a value that was stolen from one use is good for no other:
 `POST /health/drain`, of gateways and of workers, takes a process out of service and answers when nothing runs there.
 `timeout_s` in the query bounds the wait. A gateway also takes `settle_s`: it waits until no new request has come for
 so many seconds.
+
+`POST /v1/leave`, of workers, is how gateways have one drained and started anew: it is answered at once with `Leaving`.
+The worker takes no new calls from then on, and ends with `Exit.DRAINED` when the last one that it has is done, however
+long that takes; whoever keeps its process starts another one.
 """
 
 from __future__ import annotations
 
 import hmac
 import math
+
+import msgspec
 
 CHALLENGE_HEADER = "paddock-challenge"
 """Request header of `GET /v1/events`: a text that the gateway makes up anew for each connection."""
@@ -68,6 +74,20 @@ def _mac(secret: str, use: bytes, *parts: bytes) -> bytes:
 
 
 DRAIN_PATH = "/health/drain"
+LEAVE_PATH = "/v1/leave"
+
+
+class Leaving(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to `POST /v1/leave`."""
+
+    boot: str
+    """Id of the process that leaves."""
+    num_calls: int
+    """Calls that it finishes first."""
+
+
+decode_leaving = msgspec.json.Decoder(Leaving).decode
+
 LONGEST_S = 86_400.0
 """Maximum of the query parameters `timeout_s` and `settle_s` of a drain request, seconds."""
 

@@ -11,6 +11,7 @@ code  name         meaning                                                restar
 69    NO_REDIS     Redis did not answer in the time allowed               yes, with backoff
 70    HUNG         a step of the engine took longer than step_timeout_s       yes, with backoff
 71    NO_MEMORY    the model or its KV cache does not fit                 no
+72    DRAINED      an admin had the worker drained; its calls are done    yes, at once
 75    DRAIN_CUT    stopped as asked, but calls were cut off at the bound  no
 76    REFUSED      the gateway refused what a command asked for           no
 77    FORBIDDEN    it refused the key, or the key may not ask for that    no
@@ -33,13 +34,14 @@ class Exit(IntEnum):
     NO_REDIS = 69
     HUNG = 70
     NO_MEMORY = 71
+    DRAINED = 72
     DRAIN_CUT = 75
     REFUSED = 76
     FORBIDDEN = 77
     PORT_TAKEN = 98
 
 
-RESTARTED = frozenset({Exit.CRASHED, Exit.NO_REDIS, Exit.HUNG})
+RESTARTED = frozenset({Exit.CRASHED, Exit.NO_REDIS, Exit.HUNG, Exit.DRAINED})
 """Codes after which the supervisor restarts a process, as it does after a signal or a code that is not in `Exit`."""
 
 # Codes after which the supervisor restarts a process only if its settings have run for a minute; never OK or DRAIN_CUT.
@@ -57,6 +59,7 @@ MEANINGS = {
     Exit.NO_REDIS: "Redis did not answer",
     Exit.HUNG: "a step took too long",
     Exit.NO_MEMORY: "not enough memory",
+    Exit.DRAINED: "an admin had it drained",
     Exit.PORT_TAKEN: "the port is in use",
 }
 SIGNALS = {

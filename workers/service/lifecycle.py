@@ -2,6 +2,7 @@
 
 start -> listening -> registered -> serving --signal--> draining --idle or bound--> cut -> flushed -> gone
                                         |`--/health/drain--^                         ^
+                                        |`--/v1/leave--> leaving --idle--------------|
                                         `-----engine crashed-------------------------'
 
 A worker that is reserved (SIGUSR1) serves on, but gateways send it no new calls until it is released (SIGUSR2).
@@ -88,6 +89,8 @@ class Lifecycle:
         """Whether gateways are told to send no new calls. Those that come all the same are taken."""
         self.drains_since = 0.0
         """time.monotonic() at which the worker began to drain."""
+        self.leaving = asyncio.Event()
+        """Set once the process is to end when its last call is done, so that another one takes its place."""
         self.stopping = asyncio.Event()
         """Set once the process is to end."""
         self.at_once = asyncio.Event()

@@ -38,7 +38,7 @@ from workers.service.registration.gateway_watch import GatewayWatch
 from workers.service.registration.heartbeat import Adverts, Rates, Registration, connect
 from workers.service.routes.app import METRICS_PATH, WorkerAccess, build_app
 from workers.service.routes.bodies import refusal_body
-from workers.service.routes.probes import READY_PATH, Probes
+from workers.service.routes.probes import READY_PATH, SETTLE_S, Probes
 
 FLUSH_S = 2.0
 """Maximum seconds for sending the last events; then the connections are closed."""
@@ -184,7 +184,10 @@ class WorkerServer:
         self._redis = connect(identity.redis_url)
         self._registration = Registration(self._redis, identity.secret, self._heartbeat, served.adverts)
         life.shortage.listen(self._registration.hurry)
-        probes = Probes(self._facts, life, self._calls, self._registration.registered, self._begin_to_drain, hung_s)
+        probes = Probes(
+            *(self._facts, life, self._calls, self._registration.registered, self._begin_to_drain, hung_s),
+            identity.boot,
+        )
         app = build_app(
             hub=served.hub,
             metrics=served.metrics,
@@ -235,8 +238,13 @@ class WorkerServer:
             logger.error("Redis did not answer for %.0f s; check --redis-url", identity.redis_wait_s)
             return Exit.NO_REDIS
         logger.info("serving %s at %s with %d slots", identity.model, self.address, self._engine.slots)
-        await life.stopping.wait()
-        code = Exit.CRASHED if life.crash is not None else await self._drain()
+        await _first(life.stopping, life.leaving)
+        if not life.stopping.is_set():
+            await self._finish()
+        if life.crash is not None:
+            code = Exit.CRASHED
+        else:
+            code = await self._drain() if life.stopping.is_set() else Exit.DRAINED
         self._calls.end_all(self._last_words)
         await self._flush()
         return code
@@ -260,6 +268,13 @@ class WorkerServer:
             self._registration.hurry()
             (self._served.retire if reserved else self._served.stay)()
             logger.info("reserved: no new calls" if reserved else "released: new calls are taken")
+
+    async def _finish(self) -> None:
+        """Wait until no call runs, however long that takes; return early if the process is to stop."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await self._life.stopping.wait()
+        await _first(self._calls.idle, self._life.stopping)
 
     async def _drain(self) -> Exit:
         self._begin_to_drain()

@@ -138,6 +138,9 @@ class Child:
                 await self._on_death(code, is_final)
                 if is_final:
                     break
+                if code == Exit.DRAINED:
+                    self._output.note(f"paddock: {self.name} has drained, as an admin asked, and is started again")
+                    continue
                 for line in self._output.recent():
                     self._output.note(f"{self.name} | {line}")
                 await self._pause(f"died ({describe(code)})", self._backoff.after(lived_s))

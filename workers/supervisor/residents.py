@@ -151,7 +151,9 @@ class Residents:
         if resident.status == "ready" and model in self._needs.found and not self._needs.holds(model):
             self._dismiss(worker.name, death.why if death.found else Why.of("its file has changed"), now)
             return
-        if resident.status == "ready":
+        if death.is_drain:
+            pause_s = None
+        elif resident.status == "ready":
             pause_s = past.died_serving(death, now - resident.since, now)
         else:
             pause_s = past.died_loading(death, now)

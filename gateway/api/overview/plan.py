@@ -1,7 +1,7 @@
-"""Answers `GET /admin/plan`: what loading or unloading a model would do now. Nothing is done.
+"""Answers `GET /admin/plan`: what loading or unloading a model, or draining a worker, would do now. Nothing is done.
 
-The decision is made as the planning machine would make it (`workers.residency.decide`), from what all machines tell,
-with the wish added. The machine that plans knows a little more, such as orders that are under way.
+The decision to load or unload is made as the planning machine would make it (`workers.residency.decide`), from what
+all machines tell, with the wish added. The machine that plans knows a little more, such as orders that are under way.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 import msgspec
 import redis.asyncio
@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.http.answers import send_json
 from gateway.api.http.diagnostics import request_log_of
 from gateway.api.intake.request_reader import RequestReader
+from gateway.api.overview.worker_drains import drain_sentences, num_calls, worker_named
 from gateway.api.parameters.base import quote
 from gateway.api.request_headers import query_of
 from gateway.call import Principal
@@ -42,20 +43,25 @@ from workers.residency.plan import HOPELESS, Action, Reserve, Stop, Wait
 
 Wish = Literal["load", "unload"]
 WISHES = get_args(Wish)
+DRAIN: Final = "drain"
+KeptBy = Literal["demand", "supervisor", "nobody"]
 
 
 class WishedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan that would be made if an admin loaded or unloaded a model now."""
+    """The plan that would be made if an admin loaded or unloaded a model, or drained a worker, now."""
 
-    action: Wish
+    action: Wish | Literal["drain"]
     model: str
-    kept_by: Literal["demand", "supervisor", "nobody"]
+    worker: str = ""
+    """Its id, where one is drained."""
+    kept_by: KeptBy
     """Who keeps the model's workers: machines that load it on demand (then there is a plan), supervisors that keep a
     fixed number, or nobody that this gateway could tell."""
     num_workers: int
     num_running: int
-    """Calls in slots."""
+    """Calls in slots of the model's workers, or those that the drained worker has."""
     num_waiting: int
+    """Calls in the model's queue."""
     is_possible: bool
     """Whether it is done, now or once what is in its way has ended."""
     sentences: list[str]
@@ -84,12 +90,18 @@ class PlanRoute:
         self._machines = machines
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with the plan of `?action=` and `?model=`. Raises InvalidRequest, ModelNotFound, StoreUnavailable."""
+        """Answer with the plan of `?action=` and `?model=` or `?worker=`. Raises InvalidRequest, ModelNotFound,
+        WorkerNotFound, StoreUnavailable."""
         query = query_of(scope)
+        if query.get("action") == DRAIN:
+            await send_json(send, await self._drain(query.get("worker", "")), request_log_of(scope))
+            return
         action = next((wish for wish in WISHES if wish == query.get("action")), None)
         if action is None:
             told = quote(query.get("action", ""))
-            raise InvalidRequest(f"`action` is {told}. Send `load` or `unload`, and a `model`.", param="action")
+            raise InvalidRequest(
+                f"`action` is {told}. Send `load` or `unload` and a `model`, or `drain` and a `worker`.", param="action"
+            )
         model = self._reader.call(principal, {"model": query.get("model") or None}, scope, strict=True).model
         await send_json(send, await self._plan(action, model), request_log_of(scope))
 
@@ -108,15 +120,38 @@ class PlanRoute:
             sentences=[],
             plan=None,
         )
-        if not self._states.is_on_demand(model):
-            is_kept = await self._desired.is_supervised(model)
-            return replace_struct(told, kept_by="supervisor" if is_kept else "nobody", is_possible=is_kept)
+        kept_by = await self._kept_by(model)
+        if kept_by != "demand":
+            return replace_struct(told, kept_by=kept_by, is_possible=kept_by == "supervisor")
         picture, now = await self._picture(action, model, demand, asked)
         plan = decide(picture, now)
         mine = replace(plan, actions=tuple(each for each in plan.actions if _is_of(each, model)))
         possible = not any(isinstance(each, Wait) and each.reason in HOPELESS for each in mine.actions)
         lines = sentences(picture, mine, now)
         return replace_struct(told, is_possible=possible, sentences=lines, plan=as_data(picture, mine))
+
+    async def _drain(self, worker: str) -> WishedPlan:
+        beat = worker_named(self._fleet.snapshot, worker)
+        demand, _ = await self._wanted()
+        kept_by, beats = await self._kept_by(beat.model), self._fleet.snapshot.of(beat.model)
+        return WishedPlan(
+            action=DRAIN,
+            model=beat.model,
+            worker=beat.worker,
+            kept_by=kept_by,
+            num_workers=len(beats),
+            num_running=num_calls(beat),
+            num_waiting=demand.get(beat.model, ModelDemand()).num_waiting,
+            is_possible=True,
+            sentences=drain_sentences(beat, beats, is_kept=kept_by != "nobody"),
+            plan=None,
+        )
+
+    async def _kept_by(self, model: str) -> KeptBy:
+        """Return who keeps a model's workers. Raises StoreUnavailable."""
+        if self._states.is_on_demand(model):
+            return "demand"
+        return "supervisor" if await self._desired.is_supervised(model) else "nobody"
 
     async def _picture(
         self, action: Wish, model: str, demand: Mapping[str, ModelDemand], asked: Mapping[str, float]

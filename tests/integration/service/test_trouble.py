@@ -12,8 +12,10 @@ import aiohttp
 import msgspec
 
 from tests.integration.service.conftest import RedisServer, Spawn, start_fake
-from tests.integration.service.wire import Gateway, words
+from tests.integration.service.wire import SECRET, Gateway, words
+from tests.support.worker_access import drain_headers_of
 from workers.protocol import keys
+from workers.protocol.control import LEAVE_PATH, decode_leaving
 from workers.protocol.events import Failed, Failure, FailureCode, Finished
 from workers.protocol.exits import Exit
 from workers.protocol.heartbeat import Heartbeat, ModelFacts, decode_heartbeat, record_of
@@ -54,6 +56,64 @@ async def test_draining_lets_running_calls_finish_and_takes_no_new_ones(
     assert during.draining
     assert worker.wait() == Exit.OK
     assert record(redis_server, "drain", "w") is None
+
+
+async def test_a_worker_that_leaves_lets_its_calls_finish(
+    session: aiohttp.ClientSession, spawn: Spawn, redis_server: RedisServer
+) -> None:
+    """However long they take: `--drain-s` is for whoever stops it."""
+    flags = ("--tokens", "200", "--drain-s", "0.1", "--model", "leave", "--worker-id", "w")
+    worker = spawn(*FAST, *flags)
+    gateway = Gateway(session, worker.address)
+    async with gateway.connected() as heard:
+        await gateway.submit(1)
+        await heard.until(lambda: heard.events)
+        await _until(lambda: record(redis_server, "leave", "w"))
+        status, told = await gateway.post(LEAVE_PATH, b"")
+        assert (status, decode_leaving(told).num_calls) == (200, 1)
+        refused = await gateway.submit(2)
+        await _until(lambda: (beat := record(redis_server, "leave", "w")) is not None and beat.draining)
+        await heard.until_end(1)
+        await asyncio.wait_for(heard.over.wait(), 2)
+    assert isinstance(refused, Failure)
+    assert refused.code is FailureCode.DRAINING
+    assert heard.text(1) == words(200)
+    assert isinstance(heard.end(1), Finished)
+    assert worker.wait() == Exit.DRAINED
+    assert record(redis_server, "leave", "w") is None
+
+
+async def test_a_worker_that_leaves_can_be_stopped_as_any_other(session: aiohttp.ClientSession, spawn: Spawn) -> None:
+    worker = spawn(*FAST, "--tokens", "100000", "--drain-s", "0.2")
+    gateway = Gateway(session, worker.address)
+    async with gateway.connected() as heard:
+        await gateway.submit(1)
+        await heard.until(lambda: heard.events)
+        assert (await gateway.post(LEAVE_PATH, b""))[0] == 200
+        worker.signal(signal.SIGTERM)
+        await heard.until_end(1)
+    assert isinstance(heard.end(1), Failed)
+    assert worker.wait() == Exit.DRAIN_CUT
+
+
+async def test_a_worker_that_leaves_and_crashes_has_crashed(session: aiohttp.ClientSession, spawn: Spawn) -> None:
+    worker = spawn(*FAST, "--tokens", "1000", "--crash-after", "150")
+    gateway = Gateway(session, worker.address)
+    async with gateway.connected() as heard:
+        await gateway.submit(1)
+        await gateway.submit(2)
+        assert (await gateway.post(LEAVE_PATH, b""))[0] == 200
+        await heard.until_end(1, 2)
+    assert worker.wait() == Exit.CRASHED
+
+
+async def test_who_may_have_a_worker_leave(session: aiohttp.ClientSession, spawn: Spawn) -> None:
+    worker = spawn(*FAST)
+    for headers in ({}, drain_headers_of(worker.address, SECRET), {"Authorization": f"Bearer {SECRET}"}):
+        async with session.post(f"{worker.address}{LEAVE_PATH}", headers=headers) as response:
+            assert response.status == 401
+    async with session.get(f"{worker.address}/ready") as response:
+        assert response.status == 200
 
 
 async def test_without_the_secret_no_body_is_read(spawn: Spawn) -> None:

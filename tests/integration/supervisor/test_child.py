@@ -112,6 +112,19 @@ async def test_a_child_that_keeps_dying_waits_longer_each_time(tmp_path: Path) -
     assert "child | why it fails" in said
 
 
+async def test_a_child_that_an_admin_had_drained_is_back_at_once(tmp_path: Path) -> None:
+    """However often: it is no death after which to wait longer."""
+    kept = Kept(tmp_path, f"echo 'its last words' >&2; exit {int(Exit.DRAINED)}")
+    async with keeping(kept):
+        await kept.until(lambda: len(kept.deaths) >= 4)
+    said = kept.terminal.getvalue()
+    assert said.count("paddock: child has drained, as an admin asked, and is started again") >= 3
+    assert "died" not in said
+    assert "its last words" not in said
+    assert set(kept.deaths[:4]) == {Exit.DRAINED}
+    assert not kept.is_over
+
+
 @pytest.mark.parametrize("code", [Exit.OK, Exit.USAGE, Exit.BAD_MODEL, Exit.PORT_TAKEN])
 async def test_final_codes_are_not_restarted(tmp_path: Path, code: Exit) -> None:
     kept = Kept(tmp_path, f"exit {int(code)}")

@@ -1,4 +1,4 @@
-"""The probes of a worker, and the route that takes it out of service: `/health`, `/ready`, `/health/drain`."""
+"""The probes of a worker, `/health` and `/ready`, and its ways out of service, `/health/drain` and `/v1/leave`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from workers.protocol.control import DRAIN_PATH, LONGEST_S, seconds_of
+from workers.protocol.control import DRAIN_PATH, LEAVE_PATH, LONGEST_S, Leaving, seconds_of
 from workers.protocol.events import Failure, FailureCode
 from workers.protocol.framing import HEALTH_PATH
 from workers.service.lifecycle import Lifecycle
@@ -21,8 +21,9 @@ from workers.service.routes.bodies import answer, refusal
 READY_PATH = "/ready"
 
 SETTLE_S = 0.5
-"""Minimum seconds until a request to drain is answered. Calls may still arrive in that time: their slots were granted
-before gateways heard of the draining. The worker refuses them, so that gateways place them elsewhere at once."""
+"""Minimum seconds until a request to drain is answered, and until a worker leaves. Calls may still arrive in that time:
+their slots were granted before gateways heard of the draining. The worker refuses them, so that gateways place them
+elsewhere at once."""
 LOOK_S = 0.25
 """Seconds between two checks whether the client that asked the worker to drain is still connected."""
 
@@ -47,21 +48,25 @@ class Probes:
         registered: asyncio.Event,
         drain: Callable[[], None],
         hung_s: Callable[[], float],
+        boot: str,
     ) -> None:
         """`facts` returns the answer of `/health` and must not block. `drain` begins to drain and may be called again.
-        `hung_s` returns the seconds that the engine's step has run beyond its bound; 0 while it has not."""
+        `hung_s` returns the seconds that the engine's step has run beyond its bound; 0 while it has not. `boot`: id of
+        this process."""
         self._facts = facts
         self._life = life
         self._calls = calls
         self._registered = registered
         self._drain = drain
         self._hung_s = hung_s
+        self._boot = boot
 
     def routes(self) -> list[Route]:
         return [
             Route(HEALTH_PATH, self.health),
             Route(READY_PATH, self.ready),
             Route(DRAIN_PATH, self.drain, methods=["POST"]),
+            Route(LEAVE_PATH, self.leave, methods=["POST"]),
         ]
 
     async def health(self, request: Request) -> Response:
@@ -98,6 +103,12 @@ class Probes:
         calls = self._calls.num_calls
         waited_s = round(time.monotonic() - began, 3)
         return answer({"status": "draining" if calls else "drained", "calls": calls, "waited_s": waited_s})
+
+    async def leave(self, request: Request) -> Response:
+        """Begin to drain, and to end when the last call has ended; answer at once."""
+        self._drain()
+        self._life.leaving.set()
+        return answer(Leaving(boot=self._boot, num_calls=self._calls.num_calls))
 
     async def _idle(self, request: Request) -> None:
         """Wait until no call runs, or the client that sent the request is gone."""

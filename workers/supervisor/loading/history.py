@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from workers.protocol.exits import RESTARTED, in_words
+from workers.protocol.exits import RESTARTED, Exit, in_words
 from workers.protocol.residency import Detail, Why
 from workers.residency.picture import NEVER, Failure
 
@@ -40,7 +40,7 @@ def without_folders(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The end of a worker's process that nobody asked for."""
+    """The end of a worker's process that its supervisor did not ask for."""
 
     code: int | None
     """Exit code, negative: a signal; None: the process hung, and was killed."""
@@ -67,6 +67,11 @@ class Death:
             return Why.of(without_folders(self.found)[:MOST_CHARS])
         complaint = without_folders(self.complaint)[:MOST_CHARS]
         return Why.of(complaint) if self.code is None else Why.of(in_words(self.code), Detail(f": {complaint}"))
+
+    @property
+    def is_drain(self) -> bool:
+        """Whether an admin had the worker drained, so that its end is no failure of the model."""
+        return self.code == Exit.DRAINED
 
     @property
     def may_pass(self) -> bool:

@@ -28,7 +28,8 @@ class Worker:
         self.registered = asyncio.Event()
         self.hung_s = 0.0
         probes = Probes(
-            lambda: {"status": "ok"}, self.life, self.calls, self.registered, self._drain, lambda: self.hung_s
+            *(lambda: {"status": "ok"}, self.life, self.calls, self.registered, self._drain, lambda: self.hung_s),
+            "0badcafe",
         )
         transport = httpx2.ASGITransport(Starlette(routes=probes.routes()))
         self.http = httpx2.AsyncClient(transport=transport, base_url="http://worker")
@@ -93,6 +94,17 @@ async def test_calls_that_are_on_their_way_are_waited_for_where_nothing_runs() -
     began = time.monotonic()
     assert (await worker.http.post("/health/drain")).json()["status"] == "drained"
     assert time.monotonic() - began >= SETTLE_S
+
+
+async def test_who_has_it_leave_is_answered_at_once() -> None:
+    worker = Worker()
+    worker.registered.set()
+    assert not worker.life.leaving.is_set()
+    for _ in range(2):  # once more is harmless
+        answer = await worker.http.post("/v1/leave")
+        assert (answer.status_code, answer.json()) == (200, {"boot": "0badcafe", "num_calls": 1})
+        assert worker.life.leaving.is_set()
+    assert await worker.said("/ready") == (503, "draining")
 
 
 async def test_whoever_can_not_wait_is_told_what_runs() -> None:
