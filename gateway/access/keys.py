@@ -229,6 +229,12 @@ def session_key(scope: Scope) -> bytes | None:
     return key
 
 
+def is_of_other_origin(scope: Scope) -> bool:
+    """Return whether a browser says that a page of another origin sent the request. Programs say nothing of that."""
+    headers = dict[bytes, bytes](scope["headers"])
+    return not headers.keys().isdisjoint((b"sec-fetch-site", b"origin")) and not _is_of_this_origin(scope, headers)
+
+
 def _is_of_this_origin(scope: Scope, headers: dict[bytes, bytes]) -> bool:
     """Return whether the browser says that a page of this origin sent the request."""
     fetched_by = headers.get(b"sec-fetch-site")

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from accounts.protocol.sign_on import PLAIN_COOKIE, SECURE_COOKIE
 from gateway.access.control import KEY, AccessControl
-from gateway.access.keys import session_key
+from gateway.access.keys import is_of_other_origin, session_key
 from gateway.api.http.answers import JSON, send_last
 from gateway.api.http.diagnostics import answer_headers, request_log_of
 from gateway.api.intake.body import read_body
@@ -62,7 +62,13 @@ class ConsoleSession:
         await _answer(scope, send, {"session": session, "sign_on": self._has_sign_on})
 
     async def begin(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Keep the key of the body in the browser's cookie. Raises InvalidRequest, and as `AccessControl.identify`."""
+        """Keep the key of the body in the browser's cookie. Raises InvalidRequest, PermissionDenied, and as
+        `AccessControl.identify`."""
+        if is_of_other_origin(scope):
+            # A page of a stranger would sign the visitor in by the stranger's key, who then reads what is done with it.
+            raise PermissionDenied(
+                "A page of another address sent this sign-in. Open the console at this gateway's own address."
+            )
         body = await read_body(scope, receive, MAX_BODY_BYTES)
         try:
             asked = _decode(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator, Iterator
 
@@ -99,6 +100,41 @@ async def test_what_is_no_key_is_refused(session: aiohttp.ClientSession, body: b
     async with session.post("/ui/session", data=body) as answer:
         assert answer.status == 400
         assert "set-cookie" not in answer.headers
+
+
+FORM = {"content-type": "text/plain"}
+"""What a form of any page can send without that its browser asks first; its body can be made to be JSON."""
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"sec-fetch-site": "cross-site", "origin": "https://evil.example"},
+        {"sec-fetch-site": "same-site", "origin": "https://other.example"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+    ],
+)
+async def test_a_page_of_a_stranger_signs_nobody_in(
+    session: aiohttp.ClientSession, stack: Stack, told: dict[str, str]
+) -> None:
+    """It signed its visitor in by the stranger's key, who then could read what is done in the console."""
+    body = json.dumps({"key": stack.key})
+    async with session.post("/ui/session", data=body, headers=told | FORM) as answer:
+        assert answer.status == 403, await answer.text()
+        assert "set-cookie" not in answer.headers
+    async with session.get("/ui/session", headers=OF_CONSOLE) as answer:
+        assert (await answer.json())["session"] is None
+
+
+@pytest.mark.parametrize("told", [SAME_ORIGIN, {"origin": "http://{host}"}, {}])
+async def test_the_consoles_own_page_and_programs_sign_in(
+    session: aiohttp.ClientSession, stack: Stack, told: dict[str, str]
+) -> None:
+    host = stack.gateways[0].url.partition("://")[2]
+    headers = {name: value.format(host=host) for name, value in told.items()}
+    async with session.post("/ui/session", json={"key": stack.key}, headers=headers) as answer:
+        assert (answer.status, "set-cookie" in answer.headers) == (200, True)
 
 
 async def test_who_tries_keys_is_slowed_down(session: aiohttp.ClientSession) -> None:
