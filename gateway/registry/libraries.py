@@ -7,12 +7,12 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import redis.asyncio
 
 from gateway.errors import StoreUnavailable
 from gateway.store.outage import Unreadable, answered
+from gateway.store.packed import Pauses, read_hash
 from gateway.telemetry.metrics import Unread
 from workers.protocol import keys, residency
 from workers.protocol.residency import (
@@ -24,6 +24,7 @@ from workers.protocol.residency import (
     decode_library,
     encode,
 )
+from workers.redis.link import long_commands_of
 
 ANSWER_S = 10.0
 """Seconds in which a machine has to answer an order."""
@@ -47,18 +48,19 @@ class Libraries:
     def __init__(self, redis: redis.asyncio.Redis, unreadable: Unreadable | None = None) -> None:
         """`unreadable` counts what can't be read."""
         self._redis = redis
+        self._commands = long_commands_of(redis)
         self._unreadable = unreadable or Unreadable()
         self._known: dict[str, _Told] = {}
 
     async def machines(self) -> Mapping[str, MachineLibrary]:
         """Return machine -> what it tells. Raises StoreUnavailable."""
         found: dict[str, _Told] = {}
-        now = time.monotonic()
-        fields: Any = await answered(self._redis.hgetall(keys.LIBRARY))
+        reading = read_hash(self._commands, keys.LIBRARY, Unread.LIBRARY, self._unreadable, LONGEST_BYTES)
+        fields = await answered(reading)
+        now, pauses = time.monotonic(), Pauses()
         for name, value in fields.items():
+            await pauses.rest()
             try:
-                if len(value) > LONGEST_BYTES:
-                    raise ValueError(f"it has more than {LONGEST_BYTES} bytes")
                 machine, told = name.decode(), decode_library(value)
             except ValueError as error:
                 self._unreadable.skip(Unread.LIBRARY, name, error)

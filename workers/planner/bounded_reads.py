@@ -5,7 +5,8 @@ is read in one round trip as long as it is small. Once it was not, lengths are a
 long any more: what is, and one field of too many, is left out, counted, and named in the log once. What is longer than
 any of it is cut off by the client (`workers.redis.bounded_answers`). If not even the names of a hash's fields can be
 read, the hash is rewritten with only the fields that are known. No other field could have been read, and its gateway or
-machine writes it again.
+machine writes it again. Where names are too long or too many again and again, the known fields are read by their names,
+and all names seldom: whoever writes them without pause has no supervisor read or rewrite them without pause.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import redis.asyncio
@@ -31,6 +33,11 @@ CAREFUL_S = 60.0
 """Seconds for which lengths are asked for first after something was too long."""
 AGAIN_S = 0.5
 """Seconds for which a hash is not read again meanwhile: finding out what of it is small can take long."""
+MAX_PAUSE_S = 8.0
+"""Maximum seconds for which the names of a hash are not read after there were too many, or too long ones: AGAIN_S at
+first, twice as long each time."""
+CALM_S = 2 * MAX_PAUSE_S
+"""Seconds after which such names are taken for the first ones again."""
 MOST_TOLD = 100
 """Maximum number of fields that are named in the log."""
 
@@ -49,6 +56,15 @@ class Reading:
     is_careful: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    """Until when the names of a hash are not read, and the fields that are read meanwhile."""
+
+    since: float
+    length_s: float
+    fields: tuple[bytes, ...]
+
+
 @dataclass(slots=True)
 class BoundedReads:
     """Reads what other processes have written, as far as it is not too much."""
@@ -60,6 +76,8 @@ class BoundedReads:
     _known: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
     """Hash -> what was read of it last: these fields come first where there are more than are read."""
     _read_at: dict[str, float] = field(default_factory=dict)
+    _pauses: dict[str, _Pause] = field(default_factory=dict)
+    """Hash -> the last pause in reading its names."""
     _told: set[tuple[str, bytes]] = field(default_factory=set)
 
     def be_careful(self) -> None:
@@ -120,9 +138,13 @@ class BoundedReads:
         known = self._known.get(name, {})
         if not self._is_due(name):
             return known
+        pause = self._pauses.get(name)
+        if pause is not None and time.monotonic() - pause.since < pause.length_s:
+            return self._kept(name, await self._short_of(name, pause.fields))
         names = await self._names(name)
         if names is None:
             found = self._kept(name, await self._short_of(name, known))
+            self._pause(name)
             await self._rewrite(name, found)
             return found
         chosen = list[bytes]()
@@ -134,7 +156,10 @@ class BoundedReads:
                 break
             else:
                 chosen.append(one)
-        return self._kept(name, await self._short_of(name, chosen))
+        found = self._kept(name, await self._short_of(name, chosen))
+        if len(names) > MOST_FIELDS or sum(map(len, names)) > MOST_FIELDS * LONGEST_NAME:
+            self._pause(name)
+        return found
 
     async def _names(self, name: str) -> list[bytes] | None:
         """Return the names of a hash's fields; None: they are too long to be read."""
@@ -147,6 +172,16 @@ class BoundedReads:
         if isinstance(answer, AnswerTooLong):
             return None
         return answer if isinstance(answer, list) else list(self._known.get(name, ()))
+
+    def _pause(self, name: str) -> None:
+        """Read no names of a hash for a while, only the fields that are known."""
+        now, last, known = self._read_at[name], self._pauses.get(name), [*self._known.get(name, ())]
+        if last is None or now - last.since - last.length_s > CALM_S:
+            self._pauses[name] = _Pause(now, AGAIN_S, tuple(known))
+            return
+        # A field that was known before may be missing for a moment: another supervisor has rewritten the hash.
+        fields = dict.fromkeys([*known, *last.fields])
+        self._pauses[name] = _Pause(now, min(MAX_PAUSE_S, 2 * last.length_s), tuple(islice(fields, MOST_FIELDS)))
 
     async def _short_of(self, name: str, names: Iterable[bytes]) -> dict[bytes, bytes]:
         """Return those of a hash's fields that are short, and together not too long."""

@@ -14,18 +14,19 @@
 -- Keeps: nothing is changed.
 local is_hash, longest, most, bound = ARGV[1] == "hash", tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local FIRST = 4 -- number of arguments before those of the keys
-local STEP = 256 -- texts that are read between two checks of the limits
+-- Texts that are read between two checks of the limits: few at first, and where the last ones were long.
+local FEWEST, MOST, FEW_BYTES = 4, 256, 131072
 local bytes, told = 0, {}
 
-local function part_of(name, cursor)
-  if is_hash then return redis.pcall("HSCAN", name, cursor, "COUNT", STEP) end
-  return redis.pcall("SSCAN", name, cursor, "COUNT", STEP)
+local function part_of(name, cursor, count)
+  if is_hash then return redis.pcall("HSCAN", name, cursor, "COUNT", count) end
+  return redis.pcall("SSCAN", name, cursor, "COUNT", count)
 end
 
 for at, name in ipairs(KEYS) do
-  local cursor, texts, kind = ARGV[FIRST + at], {}, 1
+  local cursor, texts, kind, count = ARGV[FIRST + at], {}, 1, FEWEST
   repeat
-    local part = part_of(name, cursor)
+    local part, read = part_of(name, cursor, count), 0
     if part.err then
       if not string.find(part.err, "WRONGTYPE", 1, true) then return part end
       kind, texts = 3, {part.err}
@@ -33,10 +34,12 @@ for at, name in ipairs(KEYS) do
     end
     cursor = part[1]
     for _, text in ipairs(part[2]) do
+      read = read + #text
       if #text > longest then text = string.sub(text, 1, longest + 1) end
       texts[#texts + 1] = struct.pack(">I4", #text) .. text
       bytes = bytes + #text
     end
+    count = read <= FEW_BYTES and math.min(2 * count, MOST) or FEWEST
   until cursor == "0" or #texts >= most or bytes >= bound
   local text = table.concat(texts)
   if kind == 1 then text = struct.pack(">I4", #cursor) .. cursor .. text end

@@ -12,10 +12,11 @@ import redis.asyncio
 
 from gateway.admission.demand import KEY_TTL_S, LEAST_S, TOLD_BYTES
 from gateway.errors import ModelNotLoaded
+from gateway.registry.libraries import LONGEST_BYTES, Libraries
 from gateway.registry.model_states import ModelStates
 from gateway.store.client import connect
 from gateway.store.outage import Unreadable
-from gateway.store.packed import read_hash
+from gateway.store.packed import MOST_BYTES, read_hash
 from gateway.telemetry.metrics import Unread
 from tests.integration.admission.conftest import Start
 from tests.integration.admission.test_slots import Guest
@@ -30,6 +31,8 @@ from workers.protocol.residency import (
     MAX_TEAMS,
     TOLD_EVERY_S,
     GatewayDemand,
+    LibraryAnswer,
+    MachineLibrary,
     MachineModels,
     ModelDemand,
     ModelState,
@@ -282,6 +285,32 @@ async def test_of_what_gateways_tell_and_admins_ask_a_bounded_part_is_read(
         await ModelStates(connected, unreadable).refresh()
         assert counted == ["pd:asked"]
         await client.delete(keys.DEMAND, keys.ASKED)
+
+
+async def test_what_machines_tell_of_their_folders_is_read_a_bounded_part_at_a_time(
+    server: RedisServer, client: redis.asyncio.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of it was read, tens of MiB at each look, ten looks a second while an order waited."""
+    counted: list[str] = []
+    async with connect(server.url) as connected:
+        libraries = Libraries(connected, Unreadable(counted.append))
+        true = encode(MachineLibrary(at=time.time(), answers={"1": LibraryAnswer(at=1.0)}))
+        long = b"x" * (LONGEST_BYTES + 1)
+        await client.hset(keys.LIBRARY, mapping={"host1": true, "bad": b"{", "huge": long, "x" * (2 << 20): true})
+        assert list(await libraries.machines()) == ["host1"]
+        assert counted == [keys.LIBRARY] * 3
+        assert any("pd:library, huge, can't be read" in line for line in caplog.messages)
+        await client.hset(keys.LIBRARY, mapping={f"m{number}": long[1:] for number in range(64)})
+        await client.config_resetstat()
+        counted.clear()
+        await libraries.machines()
+        assert counted.count(keys.LIBRARY) > 1, "those that are told are no JSON, and that there are more"
+        sent = (await client.info("stats"))["total_net_output_bytes"]
+        assert sent < 2 * MOST_BYTES, f"{sent:,}"
+        await client.delete(keys.LIBRARY)
+        await client.set(keys.LIBRARY, "of another type")
+        assert not await libraries.machines()
+        await client.delete(keys.LIBRARY)
 
 
 async def test_a_gateway_tells_of_many_models_and_teams_as_far_as_that_can_be_sent(

@@ -13,7 +13,7 @@ import redis.asyncio
 
 from tests.support.redis_server import RedisServer
 from tests.unit.workers.planner.reports import report
-from workers.planner.bounded_reads import LONGEST_ANSWER, MOST_FIELDS
+from workers.planner.bounded_reads import AGAIN_S, LONGEST_ANSWER, MAX_PAUSE_S, MOST_FIELDS, BoundedReads
 from workers.planner.exchange import Exchange
 from workers.planner.hearing import Hearing
 from workers.planner.messages import encode as encode_report
@@ -138,6 +138,67 @@ async def test_names_of_any_length_keep_no_supervisor_from_deciding(
     # One that is started then knows of none; a gateway that is new is heard of all the same.
     await write_long_names(rogue, keys.DEMAND, form)
     assert set(await heard(Exchange(supervisor, "host2"), rogue)) == {b"true"}
+
+
+async def calls_of(rogue: redis.asyncio.Redis, command: str) -> int:
+    """How often Redis has run a command since `config_resetstat`."""
+    return int((await rogue.info("commandstats")).get(f"cmdstat_{command}", {"calls": 0})["calls"])
+
+
+async def test_long_names_without_pause_have_no_hash_rewritten_without_pause(
+    supervisor: redis.asyncio.Redis, rogue: redis.asyncio.Redis
+) -> None:
+    """Each of them made every supervisor read 20 MiB and write the hash anew, twice a second."""
+    exchange, looks = Exchange(supervisor, "host1"), 25
+    assert set(await heard(exchange, rogue, looks=1)) == {b"true"}
+    await rogue.config_resetstat()
+    num_written, began = 0, time.monotonic()
+
+    async def attack() -> None:
+        nonlocal num_written
+        while True:
+            await write_long_names(rogue, keys.DEMAND, "one name")
+            num_written += 1
+            await asyncio.sleep(0.1)
+
+    attacking = asyncio.create_task(attack())
+    heard_at, oldest_s = time.time(), 0.0
+    for _ in range(looks):
+        if true := (await heard(exchange, rogue, looks=1)).get(b"true"):
+            heard_at = decode_demand(true).at
+        oldest_s = max(oldest_s, time.time() - heard_at)
+    attacking.cancel()
+    await asyncio.gather(attacking, return_exceptions=True)
+    took_s, num_rewritten = time.monotonic() - began, await calls_of(rogue, "unlink")
+    print(f"\n{num_written} long names in {took_s:.1f} s: rewritten {num_rewritten} times, heard {oldest_s:.2f} s ago")
+    assert 1 <= num_rewritten <= 1 + took_s / 1.5, "after 0, 0.5, 1.5, 3.5, 7.5 s, then every 8 s"
+    assert num_written > 2 * num_rewritten
+    assert oldest_s < 2 * AGAIN_S + 0.5, "a gateway that is known is heard all the while"
+    await rogue.hdel(keys.DEMAND, b"x" * (LONGEST_ANSWER + MIB))
+    await rogue.hset(keys.DEMAND, "new", told(time.time()))
+    began = time.monotonic()
+    while set(await heard(exchange, rogue, looks=1)) != {b"true", b"new"}:
+        assert time.monotonic() - began < MAX_PAUSE_S + 1.0, "one that is new is heard once the names are read"
+
+
+async def test_names_without_number_are_not_read_without_pause(
+    supervisor: redis.asyncio.Redis, rogue: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred thousand names, written once, were read twice a second by every supervisor, for ever."""
+    exchange, looks, num_read, read_names = Exchange(supervisor, "host1"), 25, 0, BoundedReads._names
+
+    async def counted(reads: BoundedReads, name: str) -> list[bytes] | None:
+        nonlocal num_read
+        num_read += name == keys.DEMAND
+        return await read_names(reads, name)
+
+    monkeypatch.setattr(BoundedReads, "_names", counted)
+    assert set(await heard(exchange, rogue, looks=1)) == {b"true"}
+    for begin in range(0, 100_000, 10_000):
+        await rogue.hset(keys.DEMAND, mapping={f"false-{begin + n}": "" for n in range(10_000)})
+    began = time.monotonic()
+    assert b"true" in await heard(exchange, rogue, looks=looks)
+    assert 1 <= num_read <= 1 + (time.monotonic() - began) / 1.5, "after 0, 0.5, 1.5, 3.5, 7.5 s, then every 8 s"
 
 
 async def test_machines_beside_a_long_one_are_read_also_at_the_start(
