@@ -60,7 +60,7 @@ class CatalogEditing:
     def check(self, text: str) -> TextCheck:
         """Return what is wrong with a catalog's text, and what it would change. Raises NotSupported."""
         self._path()
-        found, faults = check_text(text)
+        found, faults = check_text(text, self._catalog.catalog)
         if found is None:
             return TextCheck(faults, {})
         changes = differences(self._catalog.catalog, found)
@@ -71,7 +71,7 @@ class CatalogEditing:
 
         Raises CatalogRefused, CatalogChanged, NotSupported."""
         path = self._path()
-        if faults := check_text(text)[1]:
+        if faults := check_text(text, self._catalog.catalog)[1]:
             told = "; ".join(f"line {one.line}: {one.message}" if one.line else one.message for one in faults)
             raise CatalogRefused(f"{told} (the file stays as it is)")
         if self.read().digest != digest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import msgspec
@@ -11,8 +11,11 @@ import yaml
 
 from workers.models.catalog import NAMED_BY_KEYS, Catalog, broken_rules
 from workers.models.catalog_faults import MOST, MOST_LOOKED_FOR, Step, faults_of, more_than_told, shown
+from workers.models.spec import TEMPLATE_NAMES, is_template
 from workers.yaml_document import YamlInvalid, compose_yaml, load_yaml
 
+TEMPLATE_FILES = (".jinja", ".jinja2", ".j2")
+"""Endings of the names of templates' files."""
 _LINE = re.compile(r"line (\d+), column \d+")
 _FIELD = re.compile(r"^unknown field `([^`]*)`")
 _PLACE = re.compile(r"^(?P<first>\w+)(?:\[(?P<number>\d+)\]|\.(?P<key>[^:\[ ]+))?")
@@ -27,17 +30,17 @@ class LineFault(msgspec.Struct, frozen=True, kw_only=True):
     """Where, what, and the remedy."""
 
 
-def check_text(text: str) -> tuple[Catalog | None, list[LineFault]]:
+def check_text(text: str, before: Catalog | None = None) -> tuple[Catalog | None, list[LineFault]]:
     """Return the checked catalog and no fault, or None and the faults: all of the document's form or, once there are
-    none of these, all rules that it breaks; at most MOST, and how many more there are."""
-    found, faults = _judged(text)
+    none of these, all rules that it breaks; at most MOST, and how many more there are. `before`: the catalog in use."""
+    found, faults = _judged(text, before)
     told = sorted(faults, key=lambda fault: fault.line)[:MOST]
     if len(faults) > MOST:
         told.append(LineFault(line=0, message=more_than_told(len(faults))))
     return found, told
 
 
-def _judged(text: str) -> tuple[Catalog | None, list[LineFault]]:
+def _judged(text: str, before: Catalog | None) -> tuple[Catalog | None, list[LineFault]]:
     """Return the catalog, or None and all of its text's faults."""
     try:
         document, root = load_yaml(text), compose_yaml(text)
@@ -54,7 +57,24 @@ def _judged(text: str) -> tuple[Catalog | None, list[LineFault]]:
         return None, faults or [LineFault(line=0, message=str(error))]
     rules = islice(broken_rules(found), MOST_LOOKED_FOR)
     broken = [LineFault(line=_line_of(root, _place_of(fault)), message=fault) for fault in rules]
+    broken += _foreign_templates(found, root, before)
     return None if broken else found, broken
+
+
+def _foreign_templates(catalog: Catalog, root: yaml.Node | None, before: Catalog | None) -> Iterator[LineFault]:
+    """Yield the templates that are files which need not be templates. Everybody is shown a model's template, and
+    whoever writes a catalog by the API may not read the files of the machine."""
+    known = TEMPLATE_NAMES | {"", *(model.chat_template for model in (before.models if before else ()))}
+    for number, model in enumerate(catalog.models):
+        named = model.chat_template
+        if named in known or is_template(named) or named.endswith(TEMPLATE_FILES):
+            continue
+        yield LineFault(
+            line=_line_of(root, ("models", number, "chat_template")),
+            message=f"models[{number}] ({model.name}): chat_template: {named[:100]!r} is no template's name, and no "
+            f"file that ends in {', '.join(TEMPLATE_FILES)}; rename it, give the template itself, or name it in the "
+            "file by hand",
+        )
 
 
 def _steps_to(path: tuple[Step, ...], what: str) -> tuple[Step, ...]:

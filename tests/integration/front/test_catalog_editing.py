@@ -76,6 +76,18 @@ async def test_what_is_wrong_is_never_written(stack: Stack, caller: Caller) -> N
     assert file.read_text() == before
 
 
+async def test_no_file_is_read_by_naming_it_as_a_template(stack: Stack, caller: Caller) -> None:
+    file = stack.folder / "kept" / "catalog.yaml"
+    before = file.read_text()
+    _, told = await asked(caller, "GET", "?text=true")
+    foreign = before.replace("workers: 0", "workers: 0, chat_template: ../gateway-secret")
+    _, found = await asked(caller, "POST", "/check", text=foreign)
+    assert [fault["line"] for fault in found["faults"]] == [2]
+    status, refused = await asked(caller, "PUT", text=foreign, digest=told["digest"])
+    assert (status, refused["error"]["code"]) == (400, "catalog_refused")
+    assert file.read_text() == before
+
+
 async def test_a_file_that_has_changed_meanwhile_stays(stack: Stack, caller: Caller) -> None:
     file = stack.folder / "kept" / "catalog.yaml"
     _, told = await asked(caller, "GET", "?text=true")

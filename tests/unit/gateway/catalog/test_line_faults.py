@@ -5,18 +5,22 @@ from __future__ import annotations
 import pytest
 
 from gateway.catalog.line_faults import check_text
+from workers.models.catalog import Catalog
+from workers.models.spec import ModelSpec
 
+BEFORE = Catalog(models=(ModelSpec(name="one", path="one.gguf", chat_template="by-hand.txt"),))
+"""The catalog in use."""
 GOOD = "models:\n  - {name: one, path: one.gguf}\naliases:\n  gpt: one\n"
 
 
 def lines_of(text: str) -> list[tuple[int, str]]:
-    found, faults = check_text(text)
+    found, faults = check_text(text, BEFORE)
     assert found is None
     return [(fault.line, fault.message) for fault in faults]
 
 
 def test_a_good_text_is_a_catalog() -> None:
-    found, faults = check_text(GOOD)
+    found, faults = check_text(GOOD, BEFORE)
     assert found is not None
     assert (faults, [model.name for model in found.models]) == ([], ["one"])
 
@@ -49,7 +53,7 @@ models:
 )
 def test_a_rule_that_is_broken_has_its_line(added: str, line: int, told: str) -> None:
     if not told:
-        assert check_text(GOOD + added)[0] is not None
+        assert check_text(GOOD + added, BEFORE)[0] is not None
         return
     [(found, message)] = lines_of(GOOD + added)
     assert (found, message[: len(told)]) == (line, told)
@@ -84,3 +88,17 @@ def test_what_is_no_yaml_has_its_line(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "models: 3\n", "models: {}\n", "- 1\n- 2\n"])
 def test_what_is_no_catalog(text: str) -> None:
     assert lines_of(text)
+
+
+@pytest.mark.parametrize("named", ["chatml", "chat.jinja", "'{{ messages }}'", "by-hand.txt", "''"])
+def test_templates_may_be_named(named: str) -> None:
+    assert check_text(f"models:\n  - {{name: one, path: one.gguf, chat_template: {named}}}\n", BEFORE)[0] is not None
+
+
+@pytest.mark.parametrize("named", ["../state/gateway-secret", "/etc/passwd", "by-hand.txt~"])
+def test_files_that_need_be_no_templates_are_refused(named: str) -> None:
+    """Everybody is shown a model's template: an admin's key read any file of the machine by it."""
+    text = f"models:\n  - name: one\n    path: one.gguf\n    chat_template: {named}\n"
+    [(line, message)] = lines_of(text)
+    assert line == 4
+    assert message.startswith(f"models[0] (one): chat_template: {named!r} is no template's name, and no file that ends")
