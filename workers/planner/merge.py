@@ -100,14 +100,16 @@ def merge(
     unloaded: frozenset[str],
     now: float,
     served: Mapping[str, float] = NOBODY,
+    waits_s: Mapping[str, float] = NOBODY,
 ) -> Picture:
     """Return the picture that is decided from. `demand`: of all gateways together; `asked`: model -> when an admin
-    asked for it; `served`: team -> when a model was last loaded for it."""
+    asked for it; `served`: team -> when a model was last loaded for it; `waits_s`: team -> the seconds that one of its
+    callers waits before a load begins."""
     return Picture(
         machines=tuple(_machine(name, view) for name, view in machines.items()),
         models=tuple(_models(machines, described)),
         workers=tuple(_workers(machines, described, demand, now)),
-        demand=tuple(each for each in _demands(demand, asked, served) if each.model in described.models),
+        demand=tuple(each for each in _demands(demand, asked, served, waits_s) if each.model in described.models),
         failures=tuple(_failures(machines, described, now)),
         unloaded=unloaded & described.models.keys(),
         groups=described.groups,
@@ -180,7 +182,10 @@ def _failures(machines: Mapping[str, MachineView], described: Described, now: fl
 
 
 def _demands(
-    demand: Mapping[str, ModelDemand], asked: Mapping[str, float], served: Mapping[str, float]
+    demand: Mapping[str, ModelDemand],
+    asked: Mapping[str, float],
+    served: Mapping[str, float],
+    waits_s: Mapping[str, float],
 ) -> Iterable[Demand]:
     for model in sorted({*demand, *asked}):
         told, asked_at = demand.get(model, ModelDemand()), asked.get(model)
@@ -195,6 +200,7 @@ def _demands(
                 num_elsewhere=told.num_elsewhere,
                 teams=told.teams,
                 served_at=min((served.get(team, NEVER) for team in told.teams), default=NEVER),
+                waits_s=min((waits_s.get(team, 0.0) for team in told.teams), default=0.0) if asked_at is None else 0.0,
             )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from workers.planner.given_up import GivenUp
 from workers.planner.hearing import UNSURE_S, Hearing
 from workers.planner.merge import Described, MachineView, describe, merge, worker_of
 from workers.planner.messages import (
@@ -57,6 +58,7 @@ class Planner:
     _orders: dict[str, Orders] = field(default_factory=dict)
     _served: dict[str, float] = field(default_factory=dict)
     """Team -> when a model was last loaded for it; those that were served last are at the end."""
+    _given_up: GivenUp = field(default_factory=GivenUp)
     _number: int = 0
     _waits_until: float = 0.0
     """Monotonic time until which others may not have told all yet."""
@@ -121,9 +123,11 @@ class Planner:
             return None
         views = self._views(self._own, clock)
         described = self.describe()
-        picture = merge(views, described, demand, self.asked, self.unloaded, now, self._served)
+        waits_s = self._given_up.waits_s(now)
+        picture = merge(views, described, demand, self.asked, self.unloaded, now, self._served, waits_s)
         plan = decide(picture, now)
         self._note_served(plan, demand, now)
+        self._given_up.note(picture, plan, demand, now)
         self._order(plan, picture, now)
         waits = {wait.model: ToldWait(reason=wait.reason, why=wait.why) for wait in plan.waits()}
         return Decision(picture, plan, {name: self._message(name, view, waits, now) for name, view in views.items()})

@@ -164,6 +164,9 @@ class Demand:
     served_at: float = NEVER
     """When a model was last loaded for the one of these teams for which that is longest ago: teams take turns, so that
     one that calls many models does not keep the others from theirs."""
+    waits_s: float = 0.0
+    """Seconds that its oldest call has waited before a load begins for it: callers of its teams have left several loads
+    a moment ago."""
 
     @property
     def is_awaited(self) -> bool:

@@ -16,7 +16,8 @@ WaitReason = Literal[
 """Why a model is not loaded yet.
 
     freeing    memory that others leave is kept for it
-    turn       room is made for others first, and for this one in the next decision
+    turn       room is made for others first, and for this one in the next decision; or its callers have left loads, and
+               it waits for one who stays
     busy       all that could leave have calls, or were loaded a moment ago
     resident   what could leave was loaded a moment ago, or its memory is promised to others
     others     other programs have the memory

@@ -123,6 +123,10 @@ def _called(scene: Scene, model: Model) -> Iterator[Wish]:
         return
     unit, priority, since = _first(scene.unit_of(model.name), model.name), model.policy.priority, scene.since_of(demand)
     if not scene.num_usable(model.name):
+        begins_at = demand.oldest_since + demand.waits_s
+        if demand.waits_s and scene.now < begins_at and not scene.reserved(model.name):
+            scene.wait(Wait(model.name, "turn", _left_before(model.name, demand), begins_at))
+            return
         # Where nobody waits, no worker with calls gives way.
         is_overdue = demand.is_awaited and scene.now >= since + scene.bounds.patience_s
         yield Wish(unit, "call", _told(scene, demand), priority, since, demand.served_at, demand.is_awaited, is_overdue)
@@ -197,6 +201,13 @@ def _told(scene: Scene, demand: Demand) -> Why:
     calls = "1 call waits" if demand.num_waiting == 1 else f"{demand.num_waiting} calls wait"
     age = seconds(max(0.0, scene.now - demand.oldest_since))
     return Why.of(f"{calls} for ", (demand.model,), f", the oldest for {age}")
+
+
+def _left_before(model: str, demand: Demand) -> Why:
+    wait = seconds(demand.waits_s)
+    return Why.of(
+        "callers have left loads that began for them, so ", (model,), f" is loaded for one who waits for {wait}"
+    )
 
 
 def _first(unit: tuple[str, ...], model: str) -> tuple[str, ...]:
