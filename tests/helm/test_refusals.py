@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.chart import CHART, Refused, render
+from tests.support.chart import CHART, Refused, container, render
 
 MODEL = {"name": "m", "hf": "org/m"}
 
@@ -146,15 +146,15 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     assert "redis: " in told
 
 
-def mappings(values: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def paths(values: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, value in values.items():
+        yield (*above, name)
         if isinstance(value, dict):
-            yield (*above, name)
-            yield from mappings(value, (*above, name))
+            yield from paths(value, (*above, name))
 
 
 OWN = yaml.safe_load((CHART / "values.yaml").read_text())
-TAKEN_AWAY = sorted({*((name,) for name in OWN), *mappings(OWN)})
+TAKEN_AWAY = sorted(paths(OWN))
 
 
 @pytest.mark.parametrize("path", TAKEN_AWAY, ids=".".join)
@@ -164,16 +164,37 @@ def test_a_value_that_is_taken_away_is_named(path: tuple[str, ...]) -> None:
     for name in reversed(path):
         values = {name: values}
     try:
-        render(values)
+        rendered = render(values)
     except Refused as refused:
         told = str(refused)
         *above, name = path
         place = "".join(f"/{one}" for one in above)
         assert f"at '{place}': missing property '{name}'" in told or f"\n{name}: " in told
         assert "nil pointer" not in told
+    else:
+        assert "<nil>" not in str(rendered.objects)
 
 
-@pytest.mark.parametrize("name", [path[1] for path in mappings(OWN) if path[0] == "workers" and len(path) == 2])
+@pytest.mark.parametrize(
+    "path", ["workers.promptCache.size", "redis.persistence.enabled", "gateway.settleS", "image.worker"]
+)
+def test_a_scalar_that_templates_need_is_named(path: str) -> None:
+    above, _, name = path.rpartition(".")
+    values: Any = None
+    for step in reversed(path.split(".")):
+        values = {step: values}
+    with pytest.raises(Refused, match=re.escape(f"at '/{above.replace('.', '/')}': missing property '{name}'")):
+        render(values)
+
+
+def test_null_takes_a_limit_or_a_setting_away() -> None:
+    values: dict[str, Any] = {"workers": {"resources": {"limits": {"memory": None}}}}
+    found = render(values | {"gateway": {"settings": {"redis_wait_s": None}}})
+    worker = container(found.one("Deployment", "worker")["spec"]["template"]["spec"])
+    assert "memory" not in (worker["resources"].get("limits") or {})
+
+
+@pytest.mark.parametrize("name", [name for name, value in OWN["workers"].items() if isinstance(value, dict)])
 def test_null_in_a_models_entry_is_named(name: str) -> None:
     with pytest.raises(Refused, match=re.escape(f"at '/models/0/{name}': got null, want object")):
         render(of_model(**{name: None}))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Mapping
 from typing import Any
+
+import yaml
 
 from chart_values.kinds import Schema
 from chart_values.told import defaults, descriptions
 from chart_values.values import whole_schema
 
+MAY_GO = ("resources", "settings")
+"""Mappings whose entries `null` may take away: then there is no such limit, or the program's own default holds."""
 BEGIN, END = "<!-- values: written by deploy/chart/write_values.py -->", "<!-- end of values -->"
 
 
@@ -19,8 +25,22 @@ def schema_text(values: str) -> str:
         _describe(schema, path.split("."), said)
     entry = schema["properties"]["models"]["items"]["properties"]
     for name, said in schema["properties"]["workers"]["properties"].items():
-        entry[name] = said
+        entry[name] = copy.deepcopy(said)
+    for name, given in yaml.safe_load(values).items():
+        _require(schema["properties"][name], given)
     return json.dumps(schema, indent=2) + "\n"
+
+
+def _require(schema: Schema, given: Any) -> None:
+    """Require each scalar with a default within a mapping: `null` takes it away, and templates can't be without."""
+    if not isinstance(given, Mapping) or "properties" not in schema:
+        return
+    needed = [name for name, value in given.items() if isinstance(value, str | int | float) and value != ""]
+    if needed:
+        schema["required"] = [*schema.get("required", ()), *needed]
+    for name, value in given.items():
+        if name not in MAY_GO:
+            _require(schema["properties"][name], value)
 
 
 def _describe(schema: Schema, path: list[str], said: str) -> None:
