@@ -312,7 +312,8 @@ class SupervisorSettings(EveryWorkerSettings):
         Path | None,
         Field(
             description="folder where fetched models are kept, such as a volume that many machines read; unset: `hub` "
-            "in the state folder. Where no model is named, `paddock up` serves all GGUF models that lie in it"
+            "in the state folder. Where no model is named, `paddock up` and `paddock supervisor` serve all GGUF "
+            "models that lie in it"
         ),
     ] = None
     models_mib: Annotated[

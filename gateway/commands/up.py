@@ -34,7 +34,7 @@ from workers import sources
 from workers.commands.models.orders import LibraryOrders
 from workers.http_server.tls import TlsUnusable
 from workers.models.catalog import Catalog, CatalogError
-from workers.models.folder.folder import ModelsFolder, folder_of
+from workers.models.folder.folder import NOTHING_NAMED
 from workers.models.library import Library, ModelUnusable, wanted
 from workers.process import sockets
 from workers.process.black_box import progress_of
@@ -83,8 +83,7 @@ def run(settings: UpSettings) -> int:
 def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
     started = time.monotonic()
     try:
-        models_dir = folder_of(settings)
-        watched = None if models_dir is None else FolderWatch(ModelsFolder(models_dir), settings, console)
+        watched = FolderWatch.of(settings, console)
         catalog = wanted(settings) if watched is None else watched.load()
         read_records(settings.api_keys)
         read_sign_on(settings.oidc)
@@ -111,7 +110,7 @@ def _run(settings: UpSettings, console: Console, terminal: Terminal) -> int:
             write_specs(workers, ready)
             file = settings.catalog if watched is None else ready.catalog
             watch = None if file is None else CatalogWatch(file.absolute(), library, site, console, residents)
-            now = watched.load if watched is not None else partial(wanted, settings)
+            now = partial(wanted, settings) if watched is None else lambda: NOTHING_NAMED
             orders = partial(LibraryOrders, library, site.host, folder.path, now, console.say)
             machine = Machine(
                 ready, folder, listeners, workers, console, terminal.show, started, orders, watch, residents, watched

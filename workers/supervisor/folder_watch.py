@@ -11,7 +11,7 @@ import msgspec
 
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.folder.contents import Contents
-from workers.models.folder.folder import ModelsFolder, catalog_of
+from workers.models.folder.folder import ModelsFolder, catalog_of, folder_of
 from workers.settings import SupervisorSettings
 from workers.supervisor.catalog_watch import beside
 from workers.supervisor.output import Console
@@ -31,6 +31,13 @@ class FolderWatch:
         self._console = console
         self._told: set[str] = set()
         self._names: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, settings: SupervisorSettings, console: Console) -> FolderWatch | None:
+        """Return a watch of the folder that the settings ask to serve; None: they name a model, or a catalog. Raises
+        CatalogError."""
+        folder = folder_of(settings)
+        return None if folder is None else cls(ModelsFolder(folder), settings, console)
 
     def load(self) -> Catalog:
         """Return a catalog of what lies there now, and tell it. Raises CatalogError."""

@@ -9,15 +9,15 @@ from workers.commands.layout import Column, table
 from workers.commands.models.inventory import Item, take_inventory
 from workers.commands.models.parser import Request
 from workers.models.files import bytes_in
+from workers.models.folder.folder import named_by
 from workers.models.hub.progress import size_text
-from workers.models.library import wanted
 from workers.protocol.exits import Exit
 
 
 def run(request: Request) -> Exit:
     """Print the list. Raises CatalogError, OSError."""
     library, settings = request.library, request.settings
-    items = take_inventory(library, wanted(settings), settings.state_dir)
+    items = take_inventory(library, named_by(settings, may_be_empty=True), settings.state_dir)
     kept = bytes_in(library.folder)
     if request.options.json:
         document = {

@@ -17,7 +17,7 @@ from workers.footprint.footprint import Footprint, Share
 from workers.footprint.learned import FILE, Learned, key_of
 from workers.footprint.predict import Bounds, predict
 from workers.footprint.prediction import Unpredictable, build_of, dry_run
-from workers.models.library import wanted
+from workers.models.folder.folder import named_by
 from workers.models.spec import ModelSpec
 from workers.protocol.exits import Exit
 from workers.settings import SupervisorSettings
@@ -77,7 +77,7 @@ def run(request: Request) -> Exit:
     """Print the plan for this machine as it is now, and return the exit code. Raises CatalogError, ModelUnusable."""
     settings = request.settings
     found = [state for provider in providers() for state in provider.devices()]
-    plan = planned(settings, request.library.locate_all(wanted(settings)), found)
+    plan = planned(settings, request.library.locate_all(named_by(settings)), found)
     print(msgspec.json.encode(plan).decode() if request.options.json else as_text(plan))
     return Exit.OK if plan.fits else Exit.NO_MEMORY
 

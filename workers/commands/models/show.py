@@ -15,8 +15,9 @@ from workers.llama.gguf import read_header
 from workers.llama.native import ModelError
 from workers.models.catalog import Catalog
 from workers.models.files import first_part, parts
+from workers.models.folder.folder import named_by
 from workers.models.hub.progress import size_text
-from workers.models.library import ModelUnusable, wanted
+from workers.models.library import ModelUnusable
 from workers.models.spec import NO_PROJECTOR
 from workers.protocol.exits import Exit
 
@@ -25,7 +26,7 @@ THOUSAND, MILLION, BILLION = 10**3, 10**6, 10**9
 
 def run(request: Request) -> Exit:
     """Print what the file says. Raises CatalogError, ModelUnusable, Unusable, OSError."""
-    name, library, catalog = request.options.name, request.library, wanted(request.settings)
+    name, library, catalog = request.options.name, request.library, named_by(request.settings, may_be_empty=True)
     item = _item(name, take_inventory(library, catalog, request.settings.state_dir))
     if not item.files or item.missing or item.is_unfinished:
         raise ModelUnusable(f"model {name}: {item.state} here; fetch it with `paddock models pull`")

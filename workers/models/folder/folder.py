@@ -15,7 +15,7 @@ from workers.models import catalog
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.files import SUFFIX, parts
 from workers.models.folder.contents import Contents, HeaderFacts, contents_of, decode_facts, is_first
-from workers.models.library import with_absolute_paths
+from workers.models.library import wanted, with_absolute_paths
 from workers.process import parent_death
 from workers.settings import SupervisorSettings
 
@@ -25,6 +25,10 @@ MAX_DEPTH = 5
 MAX_FILES = 10_000
 READ_TIMEOUT_S = 120.0
 """Seconds that the headers of a folder's new files may take."""
+
+NOTHING_NAMED = Catalog(models=())
+"""The catalog for those who ask which files it names, where a folder is served: a model is there because its file is,
+and nothing names it."""
 
 Stamp = tuple[int, int]
 """Size, and time of the last change in nanoseconds, of a file."""
@@ -131,6 +135,20 @@ def folder_of(settings: SupervisorSettings) -> Path | None:
     if settings.alias:
         raise CatalogError("alias: models_dir serves many models, each by its file's name; leave --alias out")
     return settings.models_dir.absolute()
+
+
+def named_by(settings: SupervisorSettings, *, may_be_empty: bool = False) -> Catalog:
+    """Return the catalog that the settings ask for, or that of a folder as it is now. Raises CatalogError; also if no
+    model lies in the folder, unless that `may_be_empty`, or not be there yet: then the catalog is empty, too."""
+    folder = folder_of(settings)
+    if folder is None:
+        return wanted(settings)
+    if may_be_empty and not folder.exists():
+        return NOTHING_NAMED
+    contents = ModelsFolder(folder).load()
+    if may_be_empty and not contents.models:
+        return NOTHING_NAMED
+    return catalog_of(contents, folder, settings)
 
 
 def catalog_of(contents: Contents, folder: Path, settings: SupervisorSettings) -> Catalog:
