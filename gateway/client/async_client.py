@@ -76,6 +76,8 @@ class AsyncModels(Sender):
     retrieve = make_async_method(calls.retrieve_model)
     load = make_async_method(calls.load_model)
     unload = make_async_method(calls.unload_model)
+    download = make_async_method(calls.download_model)
+    remove = make_async_method(calls.remove_model)
 
 
 class AsyncSlots(Sender):

@@ -85,6 +85,19 @@ def unload_model(model: str) -> Request[None]:
     return _post("/models/unload", server_answers.read_nothing, {"model": model})
 
 
+def download_model(model: str, *, machine: str | None = None) -> Request[None]:
+    """Have a model of the Hugging Face hub, OWNER/NAME[:QUANT], downloaded to a machine's models folder. The answer
+    comes once the machine has taken the order. `machine`: only needed where several have such folders."""
+    return _post("/models", server_answers.read_nothing, {"model": model, "machine": machine})
+
+
+def remove_model(model: str, *, machine: str | None = None) -> Request[None]:
+    """Stop a model's download, or else remove its files from a machine's models folder. Raises NotFound if the machine
+    has downloaded no such model."""
+    query = {"model": model} | ({} if machine is None else {"machine": machine})
+    return Request("DELETE", "/models", server_answers.read_nothing, query)
+
+
 def list_slots(*, model: str | None = None, fail_on_no_slot: bool = False) -> Request[tuple[SlotInfo, ...]]:
     """List the slots. With `fail_on_no_slot`, raises Unavailable if no slot is free."""
     query = _model_query(model) | ({"fail_on_no_slot": "1"} if fail_on_no_slot else {})

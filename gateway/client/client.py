@@ -92,6 +92,8 @@ class Models(Sender):
     retrieve = make_method(calls.retrieve_model)
     load = make_method(calls.load_model)
     unload = make_method(calls.unload_model)
+    download = make_method(calls.download_model)
+    remove = make_method(calls.remove_model)
 
 
 class Slots(Sender):

@@ -95,6 +95,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer()
 
+    def do_DELETE(self) -> None:
+        self._answer()
+
     def log_message(self, format: str, *args: Any) -> None:
         pass
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gateway.client import AsyncClient, BadRequest, Client, NotFound
 from tests.integration.supervisor.conftest import Program, Programs, wait_until
 from tests.integration.supervisor.test_up import SMALL, port_of
 from tests.support.hub_server import Hub
@@ -122,6 +124,28 @@ def test_a_model_is_downloaded_and_removed(programs: Programs, hub: Hub, model: 
     assert files(admin) == set()
     status, message = error_of(admin.send("DELETE", f"/models/{name}"))
     assert (status, "has downloaded no" in message) == (404, True)
+
+
+async def test_the_client_has_models_downloaded_and_removed(programs: Programs, hub: Hub, model: Path) -> None:
+    admin = await asyncio.to_thread(start, programs, hub, "--model", str(model))
+    name = "owner/model-GGUF:Q8_0"
+    with Client(admin.url, admin.key) as client:
+        await asyncio.to_thread(client.models.download, name)
+        await asyncio.to_thread(admin.wait_for, name, "download_finished")
+        assert files(admin) == {"m-Q8_0.gguf"}
+        await asyncio.to_thread(client.models.remove, name)
+        assert files(admin) == set()
+        with pytest.raises(BadRequest, match="names no model of the hub"):
+            await asyncio.to_thread(client.models.download, "no-owner")
+    async with AsyncClient(admin.url, admin.key) as other:
+        await other.models.download(name)
+        await asyncio.to_thread(admin.wait_for, name, "download_finished", 2)
+        await other.models.remove(name)
+        assert files(admin) == set()
+        with pytest.raises(NotFound, match="has downloaded no"):
+            await other.models.remove(name)
+        with pytest.raises(BadRequest, match="No machine 'nowhere' takes orders"):
+            await other.models.remove(name, machine="nowhere")
 
 
 def test_a_supervisor_that_ends_waits_for_no_download(programs: Programs, hub: Hub, model: Path) -> None:

@@ -248,6 +248,21 @@ def test_models(server: ScriptedServer, client: Client) -> None:
     assert server.asked[2].json == {"model": "b"}
 
 
+def test_models_are_downloaded_and_removed(server: ScriptedServer, client: Client) -> None:
+    server.says({"success": True}, {"success": True}, {"success": True}, {"success": True})
+    client.models.download("org/b:Q4")
+    client.models.download("org/b:Q4", machine="left")
+    client.models.remove("org/b:Q4")
+    client.models.remove("org/b:Q4", machine="left")
+    assert [(one.method, one.path, one.query) for one in server.asked] == [
+        ("POST", "/models", {}),
+        ("POST", "/models", {}),
+        ("DELETE", "/models", {"model": "org/b:Q4"}),
+        ("DELETE", "/models", {"model": "org/b:Q4", "machine": "left"}),
+    ]
+    assert [one.json for one in server.asked[:2]] == [{"model": "org/b:Q4"}, {"model": "org/b:Q4", "machine": "left"}]
+
+
 def test_slots(server: ScriptedServer, client: Client) -> None:
     next_token = {"has_next_token": True, "n_remain": -1, "n_decoded": 4}
     busy = {"id": 1, "id_task": 135, "n_ctx": 512, "is_processing": True, "params": {"top_k": 4}, "speculative": False}
