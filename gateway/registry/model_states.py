@@ -36,6 +36,8 @@ from workers.redis.link import long_commands_of
 READ_EVERY_S = 1.0
 AWAITED_S = 0.2
 """Seconds between two readings while calls of this gateway wait for a model to be loaded."""
+EARLY_S = AWAITED_S / 4
+"""Minimum seconds between two readings, where a call asks for one: for so long at most it waits to be refused."""
 SETTLE_S = keys.SUPERVISED_INTERVAL_S + LOOK_EVERY_S + AWAITED_S + 0.1
 """Seconds from the beginning of a call's wait to a report that knows of the call: its supervisor has to read that the
 call waits, and that the model is not unloaded any more; a report is read up to AWAITED_S after it was written."""
@@ -92,7 +94,7 @@ def merged(states: Sequence[ModelState]) -> ModelState:
         progress=max((state.progress for state in same if state.progress is not None), default=None),
         why=next((state.why for state in same if state.why), Why()),
         is_hopeless=all(state.is_hopeless for state in states),
-        needs_admin=all(state.needs_admin for state in states),
+        is_closed=all(state.is_closed for state in states),
         retry_at=min((state.retry_at for state in states if state.retry_at), default=0.0),
         num_failures=max(state.num_failures for state in states),
         exit_code=next((state.exit_code for state in states if state.exit_code is not None), None),
@@ -114,9 +116,10 @@ def _refuses(state: ModelState) -> bool:
 
 
 def _is_closed(told: MachineModels, model: str) -> bool:
-    """Return whether no call changes the model's state on a machine: an admin has to, or it is tried again later."""
+    """Return whether no call changes the model's state on a machine: an admin has to, or others that stay loaded would
+    have to leave, or it is tried again later."""
     state = told.models[model]
-    return state.needs_admin or (state.status == "failed" and state.retry_at - told.at > SETTLE_S)
+    return state.is_closed or (state.status == "failed" and state.retry_at - told.at > SETTLE_S)
 
 
 class ModelStates:
@@ -258,9 +261,11 @@ class ModelStates:
             with outage.survive():
                 await self.refresh()
             raise_if_cancelled()
-            await wait_tick(max(self._interval_s(), WORK_REST * self._worked_s), self._wake)
+            rest_s = WORK_REST * self._worked_s
+            await wait_tick(max(self._interval_s(), rest_s), self._wake)
             # Each call for a model without a worker asks for a reading.
-            await asyncio.sleep(max(0.0, AWAITED_S / 2 - (time.monotonic() - began_at)))
+            least_s = min(max(EARLY_S, rest_s), AWAITED_S / 2)
+            await asyncio.sleep(max(0.0, least_s - (time.monotonic() - began_at)))
 
     def read_soon(self) -> None:
         """Read soon: a call begins to wait for a model that has no worker."""

@@ -325,7 +325,9 @@ MESSAGES = {
             "loaded": ModelState(status="loaded"),
             "coming": ModelState(status="loading", progress=0.25, why=Why.of("2 calls wait for coming")),
             "broken": ModelState(status="failed", why=Why.of("out of memory"), retry_at=1700000005.5),
-            "large": ModelState(status="unloaded", why=Why.of("no machine has the memory"), is_hopeless=True),
+            "large": ModelState(
+                status="unloaded", why=Why.of("no machine has the memory"), is_hopeless=True, is_closed=True
+            ),
         },
         wanted={"loaded": 2, "coming": 1, "large": 1},
     ),

@@ -132,7 +132,7 @@ class StartOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ToldWait(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is wanted and does not load now, as in `plan.Wait`."""
+    """A model that does not load now though it is wanted, or would not if it were (`Plan.closed`)."""
 
     reason: WaitReason
     why: Why
@@ -161,7 +161,7 @@ class MachineOrders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     released: dict[str, Why] = {}
     """Worker -> why it takes calls again."""
     waits: dict[str, ToldWait] = {}
-    """What keeps models from being loaded anywhere."""
+    """What keeps models from being loaded anywhere, or would keep them."""
 
 
 encode = msgspec.json.Encoder().encode

@@ -129,7 +129,8 @@ class Planner:
         self._note_served(plan, demand, now)
         self._given_up.note(picture, plan, demand, now)
         self._order(plan, picture, now)
-        waits = {wait.model: ToldWait(reason=wait.reason, why=wait.why) for wait in plan.waits()}
+        told = (*plan.waits(), *plan.closed)
+        waits = {wait.model: ToldWait(reason=wait.reason, why=wait.why) for wait in told}
         return Decision(picture, plan, {name: self._message(name, view, waits, now) for name, view in views.items()})
 
     def _note_served(self, plan: Plan, demand: Mapping[str, ModelDemand], now: float) -> None:

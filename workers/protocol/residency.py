@@ -117,8 +117,9 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why the model is not loaded, or is loading."""
     is_hopeless: bool = False
     """Whether waiting alone changes nothing: calls that wait for the model had better be refused."""
-    needs_admin: bool = False
-    """Whether no call loads it, so that one is refused without the supervisor having heard of it."""
+    is_closed: bool = False
+    """Whether no call loads it at present, so that one is refused without the supervisor having heard of it: only an
+    admin loads it, or no machine has room for it, whoever may leave."""
     retry_at: float = 0.0
     """When a model that failed is tried again; 0: it has not failed."""
     num_failures: int = 0

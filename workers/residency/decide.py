@@ -6,18 +6,19 @@ decisions: what a plan begins shows in the next picture, where the same model is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from workers.protocol.residency import Why
 from workers.residency.eviction import Cost, Evictions, Leaver, cost_of, fewest, keeps
 from workers.residency.leaving import dismiss, leave_by_rule, retire
 from workers.residency.packing import Room, estimate, largest_room, pack
-from workers.residency.picture import CPU, Machine, Need, Picture, Share, Worker
+from workers.residency.picture import CPU, Machine, Model, Need, Picture, Share, Worker
 from workers.residency.plan import Plan, Reserve, Start, Wait
 from workers.residency.rules import broken_rules, clear_rules
 from workers.residency.scene import Scene, gib, names, seconds
-from workers.residency.wishes import Wish, count_wanted, find_wishes
+from workers.residency.wishes import Wish, count_wanted, find_wishes, first_of
 
 MAX_ROOMS, MAX_LOOKS = 4, 8
 """For how many models one plan makes room, and on how many machines it looks for one at least, those first where it may
@@ -52,7 +53,7 @@ def decide(picture: Picture, now: float) -> Plan:
     for model in scene.of_model:
         for worker in scene.reserved(model):
             scene.release(worker)
-    return scene.plan(wanted)
+    return scene.plan(wanted, _closed(scene))
 
 
 def _grant(scene: Scene, evictions: Evictions, wish: Wish) -> None:
@@ -237,10 +238,17 @@ def _fits(
     """Return whether models fit into a machine's room together. `sizes`: those of its GPUs in ascending order, if they
     are known."""
     if len(models) == 1:
-        if sizes is None:
-            sizes = sorted(size for device, size in room.items() if device != CPU)
-        return estimate(scene.models[models[0]].need_on(machine.id), room, sizes) is not None
+        return _estimated(scene, models[0], machine, room, sizes) is not None
     return _placed(scene, models, machine, room) is not None
+
+
+def _estimated(
+    scene: Scene, model: str, machine: Machine, room: Room, sizes: Sequence[int] | None
+) -> tuple[int, int] | None:
+    """Return what `estimate` says of a model in a machine's room. `sizes` as for `_fits`."""
+    if sizes is None:
+        sizes = sorted(size for device, size in room.items() if device != CPU)
+    return estimate(scene.models[model].need_on(machine.id), room, sizes)
 
 
 def _with(room: Room, leaving: Iterable[Leaver]) -> dict[str, int]:
@@ -287,21 +295,11 @@ def _freeing(scene: Scene, wish: Wish, option: _Option) -> Wait:
 
 def _refused(scene: Scene, wish: Wish, machines: Sequence[Machine], until: float | None) -> Wait:
     """Return why room can't be made for a wish now."""
-    model, overdue_at = scene.models[wish.model], wish.since + scene.bounds.patience_s
-    room = {each.id: largest_room(model.need_on(each.id), each, scene.ledger.empty[each.id]) for each in machines}
-    by_size = max(machines, key=lambda each: room[each.id], default=None)
-    if by_size is None:
-        return Wait(wish.model, "too_large", Why.of("no machine may run ", wish.models))
-    if not any(_placed(scene, wish.models, machine, scene.ledger.empty[machine.id]) for machine in machines):
-        need, most = model.need_on(by_size.id), gib(room[by_size.id])
-        size = gib(_size(need) + need.bytes_per_gpu)
-        has = f" takes {size}, and {by_size.id}, which has the most, has {most} for one worker"
-        why = Why.of((wish.model,), has)
-        return Wait(wish.model, "too_large", why)
-    why = Why.of("what is loaded stays (`min`, `pinned` or a group), and leaves no room for ", (wish.model,))
-    if not any(_could_ever(scene, wish, machine, scene.ledger.empty[machine.id]) for machine in machines):
-        return Wait(wish.model, "no_room", why)
-    if not any(_could_ever(scene, wish, machine, scene.ledger.reported[machine.id]) for machine in machines):
+    in_vain = _in_vain(scene, _Reach(scene, scene.ledger.empty), wish, machines, machines)
+    if in_vain is not None:
+        return in_vain
+    reach, overdue_at = _Reach(scene, scene.ledger.reported), wish.since + scene.bounds.patience_s
+    if not any(reach.has_room(wish, machine) for machine in machines):
         why = Why.of("other programs use the memory that ", (wish.model,), " needs")
         return Wait(wish.model, "others", why)
     if wish.is_overdue or wish.cause != "call":
@@ -316,23 +314,116 @@ def _refused(scene: Scene, wish: Wish, machines: Sequence[Machine], until: float
     return Wait(wish.model, "busy", Why.of(*why.parts, rest), min(overdue_at, until or overdue_at))
 
 
+def _closed(scene: Scene) -> Iterator[Wait]:
+    """Yield what calls would wait for in vain, of the models that nobody wants now."""
+    reach = _Reach(scene, scene.ledger.empty)
+    known: dict[frozenset[str] | None, tuple[list[Machine], list[Machine]]] = {}
+    for model in filter(partial(_is_at_rest, scene), scene.picture.models):
+        wish = Wish(first_of(scene.unit_of(model.name), model.name), "call", Why())
+        if len(wish.models) > 1 or model.needs:
+            allowed = sizes = _candidates(scene, wish)
+        elif model.machines in known:
+            allowed, sizes = known[model.machines]
+        else:
+            allowed = _candidates(scene, wish)
+            sizes = _of_each_size(scene, allowed)
+            known[model.machines] = allowed, sizes
+        in_vain = _in_vain(scene, reach, wish, allowed, sizes) if allowed else None
+        if in_vain is not None:
+            yield in_vain
+
+
+def _of_each_size(scene: Scene, machines: Iterable[Machine]) -> list[Machine]:
+    """Return the first of the machines of each size: those of a fleet are often alike."""
+    found: dict[tuple[int, ...], Machine] = {}
+    for machine in machines:
+        empty = scene.ledger.empty[machine.id]
+        found.setdefault((empty.get(CPU, 0), *sorted(empty[device.id] for device in machine.gpus)), machine)
+    return [*found.values()]
+
+
+def _is_at_rest(scene: Scene, model: Model) -> bool:
+    """Return whether a model has no worker, nor is about to get one, and the next call would have it loaded."""
+    name = model.name
+    if scene.of_model.get(name) or scene.is_waiting(name) or name in scene.promised or name in scene.num_started:
+        return False
+    if name in scene.picture.unloaded or any(scene.failures_of(name)):
+        return False  # A call takes the mark back; a failure is told by the machine that has it.
+    return bool(model.policy.most) and model.policy.autoload
+
+
+def _in_vain(
+    scene: Scene, reach: _Reach, wish: Wish, machines: Sequence[Machine], sizes: Sequence[Machine]
+) -> Wait | None:
+    """Return why a wish can't be granted though all leave that may; None: it can be. `reach`: from empty machines;
+    `sizes`: a machine of each size at least."""
+    empty, model = scene.ledger.empty, scene.models[wish.model]
+    if any(_has_place(scene, wish.models, machine, empty[machine.id]) for machine in sizes):
+        if any(reach.has_room(wish, machine) for machine in machines):
+            return None
+        why = Why.of("what is loaded stays (`min`, `pinned` or a group), and leaves no room for ", (wish.model,))
+        return Wait(wish.model, "no_room", why)
+    room = {each.id: largest_room(model.need_on(each.id), each, empty[each.id]) for each in sizes}
+    by_size = max(sizes, key=lambda each: room[each.id], default=None)
+    if by_size is None:
+        return Wait(wish.model, "too_large", Why.of("no machine may run ", wish.models))
+    need, most = model.need_on(by_size.id), gib(room[by_size.id])
+    size = gib(_size(need) + need.bytes_per_gpu)
+    has = f" takes {size}, and {by_size.id}, which has the most, has {most} for one worker"
+    return Wait(wish.model, "too_large", Why.of((wish.model,), has))
+
+
+def _has_place(
+    scene: Scene, models: Sequence[str], machine: Machine, room: Room, sizes: Sequence[int] | None = None
+) -> bool:
+    """Return whether models can be placed in a machine's room together. `sizes` as for `_fits`, which is quicker and
+    may take a split for possible that is not."""
+    if len(models) == 1:
+        found = _estimated(scene, models[0], machine, room, sizes)
+        if found is None or found[0] == 1:
+            return found is not None
+    return bool(_placed(scene, models, machine, room))
+
+
+class _Reach:
+    """Finds whether there would be room on a machine if all left that need not stay. Of use until others leave."""
+
+    def __init__(self, scene: Scene, empty: Mapping[str, Room]) -> None:
+        """`empty`: machine -> the bytes of its devices without any worker."""
+        self._scene = scene
+        self._empty = empty
+        self._beside: dict[str, tuple[dict[str, int], list[int], frozenset[str]]] = {}
+        """Machine -> what `_left` returns for a model without workers."""
+
+    def has_room(self, wish: Wish, machine: Machine) -> bool:
+        """Return whether a wish would fit on a machine."""
+        scene = self._scene
+        if any(scene.of_model.get(model) for model in wish.models):
+            room, sizes, present = self._left(machine.id, wish.models)
+        elif (known := self._beside.get(machine.id)) is not None:
+            room, sizes, present = known
+        else:
+            room, sizes, present = self._beside[machine.id] = self._left(machine.id)
+        models = _missing(scene, wish, machine)
+        return not broken_rules(scene, machine.id, models, present) and _has_place(scene, models, machine, room, sizes)
+
+    def _left(self, machine: str, models: Sequence[str] = ()) -> tuple[dict[str, int], list[int], frozenset[str]]:
+        """Return the bytes of each device of a machine beside the workers that stay, those of its GPUs in ascending
+        order, and what these workers serve. Those of `models` count as if they stayed."""
+        scene = self._scene
+        staying = [worker for worker in scene.on_machine[machine] if worker.model in models or _stays(scene, worker)]
+        room = dict(self._empty[machine])
+        for worker in staying:
+            if worker.id not in scene.leaving:
+                for share in worker.shares:
+                    room[share.device] = room.get(share.device, 0) - share.bytes
+        sizes = sorted(size for device, size in room.items() if device != CPU)
+        return room, sizes, frozenset(worker.model for worker in staying)
+
+
 def _stays(scene: Scene, worker: Worker) -> bool:
     """Return whether a worker stays if all leave that may: as many of a model's as its `min` says."""
     model = scene.models.get(worker.model)
-    return keeps(scene, worker) or (model is not None and worker in scene.usable(worker.model)[: model.policy.min])
-
-
-def _could_ever(scene: Scene, wish: Wish, machine: Machine, empty: Room) -> bool:
-    """Return whether a wish would fit on a machine, which has so much room without workers, if all that need not stay
-    left."""
-    staying = [
-        worker for worker in scene.on_machine[machine.id] if worker.model in wish.models or _stays(scene, worker)
-    ]
-    room = dict(empty)
-    for worker in staying:
-        if worker.id not in scene.leaving:
-            for share in worker.shares:
-                room[share.device] = room.get(share.device, 0) - share.bytes
-    present = frozenset(worker.model for worker in staying)
-    models = _missing(scene, wish, machine)
-    return not broken_rules(scene, machine.id, models, present) and bool(_placed(scene, models, machine, room))
+    if model is None or not (model.policy.pinned or model.policy.min):
+        return False
+    return keeps(scene, worker) or worker in scene.usable(worker.model)[: model.policy.min]

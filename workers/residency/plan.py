@@ -31,6 +31,9 @@ WaitReason = Literal[
 HOPELESS = frozenset[WaitReason]({"no_room", "too_large", "autoload", "unloaded"})
 """Reasons that waiting alone does not change, so that callers are better told at once."""
 
+CLOSED = frozenset[WaitReason]({"no_room", "too_large"})
+"""Those of them that no call changes either, so that nobody need hear of a call before it is refused."""
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -112,6 +115,8 @@ class Plan:
     wanted: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Model -> the workers that it should have, whether or not there is memory for them: those that are there or load,
     and those that `min`, calls that wait or long waits ask for. Calls that run say nothing."""
+    closed: tuple[Wait, ...] = ()
+    """What calls would wait for in vain (`CLOSED`), of the models that nobody wants now."""
 
     def starts(self) -> Iterator[Start]:
         return (action for action in self.actions if isinstance(action, Start))

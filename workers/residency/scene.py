@@ -197,13 +197,17 @@ class Scene:
             self._waiting.add(action.model)
             self.actions.append(action)
 
+    def is_waiting(self, model: str) -> bool:
+        """Return whether this plan has a model wait."""
+        return model in self._waiting
+
     def look_at(self, moment: float) -> None:
         """Note a moment at which to decide again, if it is still to come."""
         if self.now < moment < math.inf:
             self.moments.append(moment)
 
-    def plan(self, wanted: Mapping[str, int]) -> Plan:
-        return Plan(tuple(self.actions), min(self.moments, default=None), wanted)
+    def plan(self, wanted: Mapping[str, int], closed: Iterable[Wait]) -> Plan:
+        return Plan(tuple(self.actions), min(self.moments, default=None), wanted, tuple(closed))
 
 
 def seconds(duration: float) -> str:

@@ -109,19 +109,23 @@ def _kept(scene: Scene, model: Model) -> Iterator[Wish]:
     unit = scene.unit_of(model.name)
     why = Why.of((model.name,), f" is kept loaded (min: {model.policy.min})")
     for _ in range(missing):
-        yield Wish(_first(unit, model.name), "kept", why, model.policy.priority, is_overdue=True)
+        yield Wish(first_of(unit, model.name), "kept", why, model.policy.priority, is_overdue=True)
     if missing <= 0 and len(unit) > 1 and not scene.num_usable(model.name):
         companion = next((other for other in unit if scene.num_usable(other)), "")
         if companion:
             why = Why.of((model.name,), " loads together with ", (companion,))
-            yield Wish(_first(unit, model.name), "kept", why, model.policy.priority)
+            yield Wish(first_of(unit, model.name), "kept", why, model.policy.priority)
 
 
 def _called(scene: Scene, model: Model) -> Iterator[Wish]:
     demand = scene.demand.get(model.name)
     if demand is None:
         return
-    unit, priority, since = _first(scene.unit_of(model.name), model.name), model.policy.priority, scene.since_of(demand)
+    unit, priority, since = (
+        first_of(scene.unit_of(model.name), model.name),
+        model.policy.priority,
+        scene.since_of(demand),
+    )
     if not scene.num_usable(model.name):
         begins_at = demand.oldest_since + demand.waits_s
         if demand.waits_s and scene.now < begins_at and not scene.reserved(model.name):
@@ -162,7 +166,7 @@ def _replaced(scene: Scene, model: Model) -> Iterator[Wish]:
 def _preloaded(scene: Scene, model: Model) -> Iterator[Wish]:
     is_due = model.policy.preload and not model.was_loaded and model.name not in scene.demand
     if is_due and not scene.num_usable(model.name):
-        unit = _first(scene.unit_of(model.name), model.name)
+        unit = first_of(scene.unit_of(model.name), model.name)
         yield Wish(unit, "preload", Why.of((model.name,), " is preloaded"), model.policy.priority)
 
 
@@ -210,6 +214,6 @@ def _left_before(model: str, demand: Demand) -> Why:
     )
 
 
-def _first(unit: tuple[str, ...], model: str) -> tuple[str, ...]:
+def first_of(unit: tuple[str, ...], model: str) -> tuple[str, ...]:
     """Return the models of a unit with this one first."""
     return (model, *(other for other in unit if other != model))

@@ -245,7 +245,7 @@ def test_min_ttl_and_admins(programs: Programs, server: RedisServer, catalog: Ca
     station, crowd = station_of(programs, server, catalog), Crowd(client)
     wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
     told = states(client)
-    assert [model for model, state in told.items() if state.needs_admin] == ["c"], "nobody has called it"
+    assert [model for model, state in told.items() if state.is_closed] == ["c"], "nobody has called it"
     assert told["c"].why.whole == "c is not loaded by calls (autoload: false); POST /models/load does"
     crowd.wait_for("b", "c")
     wait_until(lambda: is_loaded(server, crowd, "a", "b"), station.text)
@@ -254,7 +254,7 @@ def test_min_ttl_and_admins(programs: Programs, server: RedisServer, catalog: Ca
     wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
     client.hset(keys.ASKED, "c", str(time.time()))
     wait_until(lambda: is_loaded(server, crowd, "a", "c"), station.text)
-    assert not states(client)["c"].needs_admin
+    assert not states(client)["c"].is_closed
     wait_until(lambda: not client.hexists(keys.ASKED, "c"), lambda: "the wish is still there")
     client.set(keys.unloaded("a"), 1)
     wait_until(lambda: is_loaded(server, crowd, "c"), station.text)

@@ -71,7 +71,7 @@ def test_a_model_sleeps_wakes_and_is_unloaded(
     told = states(client)["a"]
     assert told.why.whole.startswith("a sleeps; its weights (")
     assert not told.is_hopeless
-    assert not told.needs_admin
+    assert not told.is_closed
     wait_until(lambda: len(keepers_of(station.popen.pid)) == 1, station.text)
     crowd.wait_for("a")  # although calls don't load it, one wakes it
     wait_until(lambda: is_loaded(server, crowd, "a"), station.text)

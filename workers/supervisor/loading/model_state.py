@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from workers.planner.messages import ToldWait
 from workers.protocol.residency import ModelState, ModelStatus, Why
 from workers.residency.picture import Status
-from workers.residency.plan import HOPELESS
+from workers.residency.plan import CLOSED, HOPELESS
 from workers.residency.scene import gib
 from workers.residency.wishes import not_by_calls
 from workers.supervisor.loading.history import History
@@ -38,8 +38,8 @@ def state_of(
     with_log: bool,
 ) -> ModelState:
     """Return a model's state. `workers`: the states of its workers here; `progress`: how far the one that loads is;
-    `wait`: what keeps it from being loaded, as the planner says; `kept_bytes`: those of its weights that stay in memory
-    while it sleeps; `needs_admin`: whether no call loads it."""
+    `wait`: what keeps it from being loaded, or would, as the planner says; `kept_bytes`: those of its weights that stay
+    in memory while it sleeps; `needs_admin`: whether no call loads it."""
     failure, last = past.pending(now), past.last
     status: ModelStatus = "unloaded"
     if "ready" in workers or "reserved" in workers:
@@ -51,6 +51,7 @@ def state_of(
     elif kept_bytes:
         status = "sleeping"
     needs_admin = needs_admin and status == "unloaded"
+    has_no_room = wait is not None and wait.reason in CLOSED
     before = last.why if last is not None and status != "loaded" else None
     rests = not_by_calls(model) if needs_admin else None
     if status == "sleeping":
@@ -62,7 +63,7 @@ def state_of(
         progress=progress,
         why=next((why for why in whys if why), Why()),
         is_hopeless=is_hopeless and status not in ("loaded", "loading"),
-        needs_admin=needs_admin,
+        is_closed=needs_admin or (has_no_room and status == "unloaded"),
         retry_at=failure.not_before if failure is not None else refused.retry_at,
         num_failures=past.num_failures,
         exit_code=last.code if last is not None else None,

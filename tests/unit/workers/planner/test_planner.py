@@ -225,6 +225,15 @@ def test_a_catalog_that_is_not_known_yet_costs_no_worker() -> None:
     assert msgspec.json.decode(encode(decision.orders["b"]), type=MachineOrders).leaving == {}
 
 
+def test_machines_hear_which_models_no_call_would_load() -> None:
+    world = World(Host(catalog(m=100, n=10)), Host(catalog(m=100)))
+    world.round()
+    decision = world.planner.decide({}, world.now, world.clock)
+    assert decision is not None
+    told = {name: {model: wait.reason for model, wait in one.waits.items()} for name, one in decision.orders.items()}
+    assert told == {"a": {"m": "too_large"}, "b": {"m": "too_large"}}
+
+
 def test_teams_take_turns_however_many_models_one_of_them_calls() -> None:
     """A team that calls three models, one after the other, gets every other turn, not three of four."""
     world = World(Host(catalog(a=60, b=60, c=60, d=60)))

@@ -21,6 +21,7 @@ from tests.unit.workers.residency.pictures import (
 )
 from workers.residency.decide import decide
 from workers.residency.picture import Device, Machine, Need, Picture, Share
+from workers.residency.plan import CLOSED as CLOSED_REASONS
 from workers.residency.plan import Wait
 from workers.residency.policy import Group
 
@@ -578,6 +579,81 @@ def test_what_is_told_is_for_people(name: str) -> None:
         about = {action.model, getattr(action, "wanted_by", ""), "machine"} - {""}
         assert any(each in action.why.whole for each in about), action
         assert "\n" not in action.why.whole
+
+
+CLOSED: dict[str, tuple[Picture, list[str]]] = {
+    "it fits": (picture([A]), []),
+    "no machine is so large": (picture([model("a", 30), B]), ["a too_large"]),
+    "another machine is": (picture([model("a", 30)], machines=[machine(), machine("n", (48,))]), []),
+    "it may not run there": (
+        picture([model("a", 30, machines=frozenset("m"))], machines=[machine(), machine("n", (48,))]),
+        ["a too_large"],
+    ),
+    "that one is being emptied": (
+        picture([model("a", 30)], machines=[machine(), machine("n", (48,), is_leaving=True)]),
+        ["a too_large"],
+    ),
+    "no machine stays": (picture([model("a", 30)], machines=[machine(is_leaving=True)]), []),
+    "its split does not fit": (
+        picture([model("a", need=Need(20 * GIB, split=(9, 1)))], machines=[machine(gpus=(12, 12))]),
+        ["a too_large"],
+    ),
+    "too large together": (
+        picture([model("a", 14, group="g"), model("b", 14, group="g")], groups={"g": Group(together=True)}),
+        ["a too_large", "b too_large"],
+    ),
+    "min keeps what is loaded": (picture([model("a", 20, min=1), B], [worker("a1", 20)]), ["b no_room"]),
+    "of two workers min keeps one": (
+        picture([model("a", 10, min=1, max=2), B, model("c", 20)], [worker("a1"), worker("a2")]),
+        ["c no_room"],
+    ),
+    "what is loaded is pinned": (
+        picture([model("a", 20, pinned=True), B], [worker("a1", 20, calls=1)]),
+        ["b no_room"],
+    ),
+    "what is not loaded does not stay": (picture([model("a", 20, pinned=True), B]), []),
+    "what is loaded may leave": (picture([model("a", 20), B], [worker("a1", 20, calls=1)]), []),
+    "models_max": (picture([model("a", 2, min=1), B], [worker("a1", 2)], models_max=1), ["b no_room"]),
+    "a group": (
+        picture(
+            [model("a", 4, group="g", pinned=True), model("b", 4, group="g")],
+            [worker("a1", 4)],
+            groups={"g": Group(at_once=1)},
+        ),
+        ["b no_room"],
+    ),
+    "others use the memory": (
+        picture([A], machines=[Machine("m", (Device("gpu0", 24 * GIB, free_bytes=9 * GIB), Device("cpu", 64 * GIB)))]),
+        [],
+    ),
+    "an admin has unloaded it, and a call loads it": (picture([model("a", 30)], unloaded=frozenset("a")), []),
+    "its machine tells that it has failed": (picture([model("a", 30)], failures=(failed("a"),)), []),
+    "calls don't load it anyhow": (picture([model("a", 30, autoload=False)]), []),
+    "it is there": (picture([model("a", 20, min=1)], [worker("a1", 20)]), []),
+    "somebody waits, and is told": (picture([model("a", 30)], [], [waits("a")]), []),
+    "it is kept, which is told": (picture([model("a", 30, min=1)]), []),
+}
+"""Pictures, and the models in them that nobody calls and that no call would load."""
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_which_models_no_call_would_load(name: str) -> None:
+    shown, expected = CLOSED[name]
+    assert [f"{wait.model} {wait.reason}" for wait in decide(shown, NOW).closed] == expected
+
+
+@pytest.mark.parametrize("name", [*TABLE, *CLOSED])
+def test_a_call_for_a_closed_model_is_told_the_same_and_no_other_one_is(name: str) -> None:
+    shown = {**TABLE, **CLOSED}[name][0]
+    closed = {wait.model: wait for wait in decide(shown, NOW).closed}
+    called = {demand.model for demand in shown.demand} | {each.model for each in shown.workers}
+    for uncalled in {each.name for each in shown.models if each.policy.autoload and not each.policy.min} - called:
+        plan = decide(replace(shown, demand=(*shown.demand, waits(uncalled, 0))), NOW)
+        found = next((wait for wait in plan.waits() if wait.model == uncalled), None)
+        if uncalled in closed:
+            assert found == closed[uncalled]
+        elif not shown.failures and all(not machine.is_leaving for machine in shown.machines):
+            assert found is None or found.reason not in CLOSED_REASONS, found
 
 
 def test_a_model_that_a_fallback_stands_in_for_is_loaded_and_nobody_with_calls_gives_way() -> None:
