@@ -381,7 +381,8 @@ def _fleet(
         refused=lambda kind: metrics.refused_records.labels(kind).inc(),
         unreadable=unreadable,
     )
-    catalog.listen(lambda names: fleet.withdraw(catalog.withdrawn))
+    catalog.listen(lambda names: fleet.limit(catalog.models, catalog.withdrawn))
+    fleet.limit(catalog.models, catalog.withdrawn)
     return fleet
 
 

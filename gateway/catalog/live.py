@@ -62,6 +62,11 @@ class LiveCatalog:
         return self._version.catalog
 
     @property
+    def models(self) -> frozenset[str] | None:
+        """The models that the catalog names; None: the gateway was started without one."""
+        return None if self._version.catalog is None else self._version.names.models
+
+    @property
     def taken_at(self) -> float:
         """Unix time at which the catalog that is used now was read."""
         return self._version.taken_at

@@ -110,9 +110,11 @@ class Fleet:
         """Have `on_change` called when a worker joins, leaves, restarts, starts or stops draining, or is resized."""
         self._listeners.append(on_change)
 
-    def withdraw(self, models: frozenset[str]) -> None:
-        """Treat models that have left the catalog as unknown while none of their workers takes calls."""
-        self._state.withdraw(models)
+    def limit(self, catalog: frozenset[str] | None, withdrawn: frozenset[str]) -> None:
+        """Treat models as unknown: those `withdrawn` (they have left the catalog) while none of their workers takes
+        calls, and those that it does not name once they have had no worker for minutes, since Redis forgets no name.
+        `catalog`: its models; None: there is none, and all that Redis names are known."""
+        self._state.limit(catalog, withdrawn)
         self._notify()
 
     def keep_unless(self, takes_writes: Callable[[str], bool]) -> None:

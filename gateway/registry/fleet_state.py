@@ -25,7 +25,8 @@ REMEMBERED = 16
 
 REMEMBERED_S = 300.0
 """Seconds that a model's name stays known after the model left Redis, and its adapters' names after its last worker
-went. Calls to them fail as unavailable in this time, later as unknown."""
+went, as does its own where the catalog does not have it. Calls to them fail as unavailable in this time, later as
+unknown."""
 
 MOST_NAMES = 20_000
 """Maximum number of remembered model names. Those of models without workers are forgotten first, and of these the
@@ -67,6 +68,7 @@ class FleetState:
         """Worker -> number of the last report (`News`) that its record includes, if the report itself is unread."""
         self._contents: dict[str, Contents] = {}
         self._is_read = False
+        self._catalog: frozenset[str] | None = None
         self._withdrawn = frozenset[str]()
         self._snapshot: FleetSnapshot | None = FleetSnapshot(is_read=False)
 
@@ -124,10 +126,11 @@ class FleetState:
         updater = self._updaters.get(model)
         return updater.pool if updater else NO_POOL
 
-    def withdraw(self, models: frozenset[str]) -> None:
-        """Leave these models and the names of their adapters out of snapshots while none of their workers takes calls.
-        Replaces the models of an earlier call."""
-        self._withdrawn = models
+    def limit(self, catalog: frozenset[str] | None, withdrawn: frozenset[str]) -> None:
+        """Leave models that Redis names, and the names of their adapters, out of snapshots: those `withdrawn` while
+        none of their workers takes calls, and others than the catalog's that have had no worker for REMEMBERED_S.
+        `catalog` None: there is none, and all are known. Replaces what an earlier call said."""
+        self._catalog, self._withdrawn = catalog, withdrawn
         self._snapshot = None
 
     def replace_records(
@@ -244,6 +247,12 @@ class FleetState:
         self._resync_later.discard(key)
         self._behind.pop(key, None)
 
+    def _is_unknown(self, model: str, workers: Iterable[Heartbeat]) -> bool:
+        """Return whether a model is left out of snapshots (`limit`)."""
+        if model in self._withdrawn:
+            return all(beat.draining for beat in workers)
+        return self._catalog is not None and model not in self._catalog and model not in self._served_at
+
     def _note_name(self, model: str, now: float) -> None:
         self._named_at[model] = now
         self._models |= {model}
@@ -263,11 +272,12 @@ class FleetState:
 
     def _build_snapshot(self) -> FleetSnapshot:
         workers = {model: tuple(updater.pool.by_id()) for model, updater in self._updaters.items()}
-        gone = {model for model in self._withdrawn if all(beat.draining for beat in workers.get(model, ()))}
-        named = {model: contents for model, contents in self._contents.items() if model not in gone}
+        names = self._models | self._contents.keys()
+        unknown = {model for model in names if self._is_unknown(model, workers.get(model, ()))}
+        named = {model: contents for model, contents in self._contents.items() if model not in unknown}
         return FleetSnapshot(
             MappingProxyType({model: beats for model, beats in workers.items() if beats}),
-            self._models - gone,
+            self._models - unknown,
             MappingProxyType(callable_adapters(named)),
             MappingProxyType(self._contents),
             self._is_read,

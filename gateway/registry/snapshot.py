@@ -28,7 +28,7 @@ class FleetSnapshot:
     """Model -> its live workers by id, including draining ones; only models with workers."""
     models: frozenset[str] = frozenset()
     """Every model that has ever had a worker on this Redis, except those that have left the catalog and whose workers
-    are gone or drain."""
+    are gone or drain, and those that it does not name and that this process has seen no worker of for minutes."""
     adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Adapter -> its model, for the adapters whose names callers can send as `model`."""
     contents: Mapping[str, Contents] = field(default_factory=lambda: MappingProxyType({}))

@@ -18,6 +18,7 @@ from tests.support.socket_caller import connected
 from tests.support.stack import Process, Stack
 
 SOON_S = 10.0
+QUICK = ("--step-ms", "2", "--tokens", "4")
 MODELS = [{"name": "quick", "path": "quick.gguf"}, {"name": "slow", "path": "slow.gguf"}]
 FIRST: dict[str, Any] = {"models": MODELS, "aliases": {"house": "quick"}, "default": {"chat": "house"}}
 
@@ -139,7 +140,7 @@ async def test_a_model_that_has_left_the_catalog_and_has_no_worker_is_unknown(
     brief = {"name": "brief", "path": "brief.gguf"}
     file.swap({**FIRST, "models": [*MODELS, brief]})
     await until(following, models=["brief", "quick", "slow"])
-    worker = stack.fake_worker("brief", "--step-ms", "2", "--tokens", "4", worker_id="brief-a")
+    worker = stack.fake_worker("brief", *QUICK, worker_id="brief-a")
     following.model = "brief"
     assert (await chat(following))[0] == 200
     file.swap(FIRST)
@@ -154,6 +155,46 @@ async def test_a_model_that_has_left_the_catalog_and_has_no_worker_is_unknown(
     assert status == 404, "calls do not wait for a worker that nobody starts"
     assert body["error"]["code"] == "model_not_found"
     assert "brief" not in {model["id"] for model in (await shown(following, "/v1/models"))["data"]}
+
+
+async def until_held(caller: Caller) -> None:
+    """Wait until a call for the model is held, as its worker is gone."""
+    async with asyncio.timeout(SOON_S):
+        while True:
+            call = asyncio.create_task(chat(caller))
+            await asyncio.wait([call], timeout=0.5)
+            if not call.done():
+                call.cancel()
+                return
+            assert (await call)[0] in (200, 502, 503), "it is known"
+
+
+async def test_a_gateway_knows_other_models_than_its_catalogs_only_if_it_has_seen_workers_of_them(
+    stack: Stack, running: tuple[Process, CatalogFile]
+) -> None:
+    """Redis forgets no name: a gateway that started after a model's removal held its calls for a minute."""
+    first = stack.fake_worker("stranger", *QUICK, worker_id="stranger-a")
+    first.stop()
+    stack.workers.remove(first)
+    fresh, bare = stack.gateway(catalog=running[1].path), stack.gateway(queue_timeout_s=30)
+    async with (
+        calling(fresh.url, stack.key, "stranger") as caller,
+        calling(bare.url, stack.key, "stranger") as without_catalog,
+    ):
+        assert "stranger" not in {model["id"] for model in (await shown(caller, "/v1/models"))["data"]}
+        status, body, _ = await asyncio.wait_for(chat(caller), 1.0)
+        assert (status, body["error"]["code"]) == (404, "model_not_found")
+        await until_held(without_catalog)
+        second = stack.fake_worker("stranger", *QUICK, worker_id="stranger-b")
+        async with asyncio.timeout(SOON_S):
+            while (await chat(caller))[0] != 200:  # noqa: ASYNC110 - another process has to notice
+                await asyncio.sleep(0.05)
+        second.stop()
+        stack.workers.remove(second)
+        await until_held(caller)
+    for gateway in (fresh, bare):
+        gateway.stop()
+        stack.gateways.remove(gateway)
 
 
 async def test_a_bad_file_changes_nothing_and_says_so(following: Caller, file: CatalogFile) -> None:
