@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from accounts.access.records import KINDS
-from accounts.api.api import EVERYBODY, AdminRequest, RouteRow, answer
+from accounts.api.api import EVERYBODY, JSON, AdminRequest, RouteRow, encode
 from accounts.protocol.api_page import page_of
 from accounts.protocol.records import Budget, Limits, TeamLimits
 
@@ -46,14 +46,15 @@ class Document:
 
     def __init__(self, rows: Sequence[RouteRow]) -> None:
         own = self._own_rows()
-        self._document = openapi((*rows, *own))
-        self._page = page_of(self._document, ABOUT, "openapi.json").encode()
+        document = openapi((*rows, *own))
+        self._document = encode(document)
+        self._page = page_of(document, ABOUT, "openapi.json").encode()
 
     def rows(self) -> tuple[RouteRow, ...]:
         return self._own_rows()
 
     def show(self, request: AdminRequest) -> Response:
-        return answer(self._document)
+        return Response(self._document, media_type=JSON)
 
     def show_page(self, request: AdminRequest) -> Response:
         policy = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}

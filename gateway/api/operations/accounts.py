@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 from urllib.parse import quote
 
@@ -27,8 +27,9 @@ from gateway.api.intake.body import declared_bytes, read_body
 from gateway.api.intake.memory_budget import MemoryBudget, Reservation
 from gateway.back_pressure import accounts_unavailable, too_many_of_accounts
 from gateway.call import Principal
-from gateway.dispatch.team_turns import TeamTurns
+from gateway.dispatch.team_turns import TeamTurns, Turn
 from gateway.errors import NotSupported
+from workers.http_server.connections import network_of
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ to its database, and sums of a long time can take each of them for half a minute
 MOST_OF_KEY, MOST_OF_TEAM = 8, 16
 """Maximum requests under way of one key and of one team, admins' left out. An export that is read slowly holds a page
 of calls in the accounts service."""
+OPEN_AT_ONCE = 8
+"""Maximum requests without a key of one address (IPv6 by /64) that the accounts service answers at a time."""
 PIECE_BYTES = 64 << 10
 TIMEOUT_S, CONNECT_S = 60.0, 5.0
 """Maximum seconds between two pieces of an answer, and for connecting."""
@@ -67,6 +70,8 @@ class AccountsRoute:
         self._proxies = proxies
         self._memory = memory
         self._turns = TeamTurns.of_each(ASKED_AT_ONCE)
+        self._open_turns = TeamTurns.of_each(OPEN_AT_ONCE)
+        """By address, in the place of teams."""
         self._under_way = Shares(MOST_OF_KEY, MOST_OF_TEAM)
         self._path = url.removeprefix(UNIX) if url.startswith(UNIX) else ""
         self._base = URL("http://accounts" if self._path else url)
@@ -99,17 +104,23 @@ class AccountsRoute:
         reservation = self._memory.reserve(principal)
         try:
             body = await _read_counted(principal, scope, receive, reservation)
-            if principal.admin or not principal.key_id:
+            if principal.admin:
                 await self._forward(self._session, principal, scope, body, send)
                 return
-            with self._counted(principal):
-                turn = await self._turns.enter(principal.team)
+            with self._counted(principal) if principal.key_id else nullcontext():
+                turn = await self._turn(principal, scope)
                 try:
                     await self._forward(self._session, principal, scope, body, send, turn.leave)
                 finally:
                     turn.leave()
         finally:
             reservation.close()
+
+    async def _turn(self, principal: Principal, scope: Scope) -> Turn:
+        """Wait until the service may be asked for the caller's team, or without a key for its address."""
+        if principal.key_id:
+            return await self._turns.enter(principal.team)
+        return await self._open_turns.enter(network_of(self._proxies.address_of(scope)))
 
     @contextmanager
     def _counted(self, principal: Principal) -> Iterator[None]:

@@ -20,6 +20,7 @@ from gateway.api.operations.accounts import (
     MAX_OPEN_BODY_BYTES,
     MOST_OF_KEY,
     MOST_OF_TEAM,
+    OPEN_AT_ONCE,
 )
 from tests.support.stack import Process, Stack
 from tests.support.waiting import until
@@ -42,7 +43,7 @@ class Service:
     num_asked: int = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        if request.path == "/admin/slow":
+        if request.path.endswith("/slow"):
             self.num_asked += 1
             await self.go.wait()
         if request.path == "/admin/export":
@@ -170,3 +171,26 @@ async def test_one_team_leaves_the_service_to_others(
         service.go.set()
         assert await asyncio.wait_for(asyncio.gather(*held), SOON_S) == [200] * len(held)
     assert service.num_asked == len(held)
+
+
+async def test_callers_without_a_key_leave_the_service_to_others(
+    own_stack: Stack, accounts_gateway: Process, service: Service
+) -> None:
+    """As many as had a connection asked it at once, and everybody's requests waited behind theirs."""
+
+    def session(address: str) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(accounts_gateway.url, connector=aiohttp.TCPConnector(local_addr=(address, 0)))
+
+    async def status(asking: aiohttp.ClientSession, path: str, **headers: str) -> int:
+        async with asking.get(path, headers=headers) as response:
+            return response.status
+
+    async with session("127.0.0.2") as crowd, session("127.0.0.3") as other:
+        held = [asyncio.create_task(status(crowd, "/auth/slow")) for _ in range(3 * OPEN_AT_ONCE)]
+        await until(lambda: service.num_asked == OPEN_AT_ONCE, SOON_S, "the first ones are asked")
+        async with asyncio.timeout(SOON_S):
+            assert await status(other, "/auth/quick") == 200, "of another address"
+            assert await status(crowd, "/admin/quick", Authorization=f"Bearer {BLUE}") == 200, "with a key"
+        assert service.num_asked == OPEN_AT_ONCE
+        service.go.set()
+        assert await asyncio.wait_for(asyncio.gather(*held), SOON_S) == [200] * len(held)
