@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 
 from accounts.cli import ACCOUNTS
 from gateway import __version__
 from workers import cli as workers_cli
 from workers.commands import command
-from workers.commands.command import Command
+from workers.commands.command import Command, loaded
 from workers.process import parent_death
 
 COMMANDS = {
@@ -76,42 +75,42 @@ def _main() -> int:
     if name == "pull":  # as `paddock models pull`
         name, args = "models", ["pull", *args]
     if name == "config":
-        return int(import_module("gateway.commands.config").main(args))
+        return int(loaded("gateway.commands.config").main(args))
     if name == "models":
-        known = import_module("gateway.settings").known_settings()
-        return int(import_module(workers_cli.MODELS_MODULE).main(args, known))
+        known = loaded("gateway.settings").known_settings()
+        return int(loaded(workers_cli.MODELS_MODULE).main(args, known))
     if name == "cache":
-        known = import_module("gateway.settings").known_settings()
-        return int(import_module(workers_cli.CACHE_MODULE).main(args, known))
+        known = loaded("gateway.settings").known_settings()
+        return int(loaded(workers_cli.CACHE_MODULE).main(args, known))
     if name == "drain":
-        settings, drain = import_module("gateway.settings"), import_module(workers_cli.DRAIN_MODULE)
+        settings, drain = loaded("gateway.settings"), loaded(workers_cli.DRAIN_MODULE)
         parts = {"gateway": settings.GatewaySettings, **drain.PARTS}
         return int(drain.main(args, settings.known_settings(), parts))
     if name in ADMIN:
-        known = import_module("gateway.settings").known_settings()
-        return int(import_module("gateway.commands.accounts.command").main(name, args, known, ADMIN))
+        known = loaded("gateway.settings").known_settings()
+        return int(loaded("gateway.commands.accounts.command").main(name, args, known, ADMIN))
     if name == "completion":
-        return int(import_module("gateway.commands.completion").main(args, dict(rows())))
+        return int(loaded("gateway.commands.completion").main(args, dict(rows())))
     if name == "import":
-        return int(import_module("gateway.commands.imports.command").main(args))
+        return int(loaded("gateway.commands.imports.command").main(args))
     if name == "redis":
-        return int(import_module("gateway.commands.redis_acl").main(args))
+        return int(loaded("gateway.commands.redis_acl").main(args))
     if name == "bench":
-        known = import_module("gateway.settings").known_settings()
-        return int(import_module("gateway.bench.command").main(args, known))
+        known = loaded("gateway.settings").known_settings()
+        return int(loaded("gateway.bench.command").main(args, known))
     if name == "logs":
-        known = import_module("gateway.settings").known_settings()
-        return int(import_module(workers_cli.LOGS_MODULE).main(args, known))
+        known = loaded("gateway.settings").known_settings()
+        return int(loaded(workers_cli.LOGS_MODULE).main(args, known))
     if name == "run":
-        known = import_module("gateway.settings").known_settings()
-        return int(import_module("gateway.commands.chat").run(args, known))
+        known = loaded("gateway.settings").known_settings()
+        return int(loaded("gateway.commands.chat").run(args, known))
     if name == "chat":
-        known = import_module("gateway.settings").known_settings()
-        return int(import_module("gateway.commands.chat").main(args, known))
+        known = loaded("gateway.settings").known_settings()
+        return int(loaded("gateway.commands.chat").main(args, known))
     if name not in COMMANDS:
-        nearest = import_module("workers.sources").nearest(name, [found for found, _ in rows()])
+        nearest = loaded("workers.sources").nearest(name, [found for found, _ in rows()])
         return command.complain([f"{name}: no such command{nearest}; `paddock --help` lists them"])
-    known = import_module("gateway.settings").known_settings()
+    known = loaded("gateway.settings").known_settings()
     return command.run(name, COMMANDS[name], args, known)
 
 

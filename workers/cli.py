@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 
 from workers.commands import command
-from workers.commands.command import Command
+from workers.commands.command import Command, loaded
 from workers.process import parent_death
 
 COMMANDS = {
@@ -39,13 +38,13 @@ def _main() -> int:
     parent_death.hold()
     name, *args = sys.argv[1:] or [""]
     if name == "models":
-        return int(import_module(MODELS_MODULE).main(args))
+        return int(loaded(MODELS_MODULE).main(args))
     if name == "cache":
-        return int(import_module(CACHE_MODULE).main(args))
+        return int(loaded(CACHE_MODULE).main(args))
     if name == "logs":
-        return int(import_module(LOGS_MODULE).main(args))
+        return int(loaded(LOGS_MODULE).main(args))
     if name == "drain":
-        return int(import_module(DRAIN_MODULE).main(args))
+        return int(loaded(DRAIN_MODULE).main(args))
     if name not in COMMANDS:
         known = ", ".join([*COMMANDS, "models", "cache", "drain", "logs"])
         return command.complain([f"{name or 'nothing'}: no such command; use one of: {known}"])

@@ -30,8 +30,14 @@ class SettingUnusable(ValueError):
 class PaddockSettings(BaseSettings):
     """Settings of every process of Paddock."""
 
+    # defer_build: there are nine classes of two hundred settings together, and a program reads those of one or two.
     model_config = SettingsConfigDict(
-        env_prefix=sources.PREFIX, env_ignore_empty=True, extra="ignore", frozen=True, validate_default=True
+        env_prefix=sources.PREFIX,
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        validate_default=True,
+        defer_build=True,
     )
 
     config: Annotated[Path | None, Field(description="config file (YAML), its keys are setting names")] = None

@@ -6,12 +6,14 @@ with only the worker's libraries can run `paddock worker`.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from types import ModuleType
 from typing import Any, NoReturn
 
 from workers.process import standard_streams
@@ -40,10 +42,20 @@ class Command:
     """Name of the package's optional extra (`pip install '.[NAME]'`) with the libraries that the command needs."""
 
 
+def loaded(module: str) -> ModuleType:
+    """Import a module, and all that it imports, without looking for garbage: of thousands of classes and functions none
+    is any, and to look through them again and again takes a fifth of the time. Raises ImportError."""
+    gc.disable()
+    try:
+        return import_module(module)
+    finally:
+        gc.enable()
+
+
 def named(target: str) -> Any:
     """Return the object that `module:name` names. Raises ImportError."""
     module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
+    return getattr(loaded(module), name)
 
 
 def run(name: str, command: Command, args: Sequence[str], known: Collection[str] = (), **more: Any) -> int:
@@ -53,7 +65,7 @@ def run(name: str, command: Command, args: Sequence[str], known: Collection[str]
     Until the command sets a handler for SIGTERM, the one set here ends the process."""
     end_at_sigterm()
     try:
-        sources = import_module("workers.sources")
+        sources = loaded("workers.sources")
         settings_class = named(command.settings)
         runner = named(command.runner)
     except ModuleNotFoundError as error:
