@@ -15,6 +15,7 @@ from workers.footprint.footprint import Footprint, Share
 from workers.footprint.learned import Learned, Reading, key_of, stamp_of
 from workers.footprint.predict import Bounds, predict
 from workers.footprint.prediction import Unpredictable, build_of, dry_run
+from workers.footprint.rehearsal import DryRun
 from workers.models.spec import ModelSpec
 from workers.planner.messages import ToldMemory
 from workers.protocol.residency import Detail, Why
@@ -29,6 +30,8 @@ EXPECTED = 2
 `models_max` does not say one."""
 AGAIN_S, AGAIN_LATEST_S = 5.0, 300.0
 """Seconds after which a prediction that failed is made again, and the most of them; each further time twice as many."""
+MOST_RUNS = 64
+"""Maximum number of dry runs that are kept; the one that was used longest ago is forgotten."""
 ROOMY = 1 << 50
 """Bytes of an imagined GPU that any model fits: a prediction for it tells what the model takes undivided."""
 
@@ -78,6 +81,8 @@ class Needs:
     """Refused model -> the pauses before it is predicted again."""
     _due_at: dict[str, float] = field(default_factory=dict)
     """Refused model -> when it may be predicted again, `time.monotonic` seconds."""
+    _runs: dict[str, DryRun] = field(default_factory=dict)
+    """Dry runs by all that they depend on. Models of one file may differ in names and prices only."""
     _specs: dict[str, ModelSpec] = field(default_factory=dict)
     _first: list[str] = field(default_factory=list)
     _more: asyncio.Event = field(default_factory=asyncio.Event)
@@ -171,7 +176,7 @@ class Needs:
         spec = replace(spec, llama=llama)
         uses_gpu = self.has_gpu and spec.llama.uses_devices
         host = next((device.free for device in self.devices if device.id == HOST), None)
-        run = dry_run(spec, free_bytes=None if uses_gpu else host, workers=expected)
+        run = self._dry_run(spec, None if uses_gpu else host, expected)
         footprint = predict(run, spec, bounds=self.bounds, gpus=[ROOMY] * spec.gpus if uses_gpu else ())
         if footprint.num_cells and not spec.kv_tokens and not uses_gpu:
             spec = replace(spec, kv_tokens=footprint.num_cells)
@@ -179,6 +184,15 @@ class Needs:
         need = need_of(self.learned.corrected(key, footprint), spec)
         reading = self.learned.reading(key)
         return Prediction(wanted, spec, need, footprint, key, stamp, expected, reading)
+
+    def _dry_run(self, spec: ModelSpec, free_bytes: int | None, workers: int) -> DryRun:
+        """Return the dry run of a model: an earlier one, where that was of the same files and settings."""
+        key = f"{key_of(spec, build_of())} {free_bytes} {workers}"
+        run = self._runs.pop(key, None) or dry_run(spec, free_bytes=free_bytes, workers=workers)
+        self._runs[key] = run
+        if len(self._runs) > MOST_RUNS:
+            self._runs.pop(next(iter(self._runs)))
+        return run
 
     def correct(self, name: str) -> None:
         """Correct a model's prediction by what was learned since. Reads a small file."""

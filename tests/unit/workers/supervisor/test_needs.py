@@ -17,7 +17,10 @@ from tests.support.stack import DEMO_MODEL
 from workers.footprint.devices import HOST, DeviceState
 from workers.footprint.learned import Learned
 from workers.footprint.predict import Bounds
+from workers.footprint.prediction import dry_run
+from workers.footprint.rehearsal import DryRun
 from workers.llama.gguf import read_header
+from workers.models.prices import Rates
 from workers.models.spec import AdapterSpec, LlamaSettings, ModelSpec
 from workers.supervisor import needs as predictions
 from workers.supervisor.loading.history import without_folders
@@ -146,6 +149,31 @@ async def test_another_models_max_and_another_adapter_are_predicted_anew(tmp_pat
         assert needs.holds("m")
         os.utime(adapter, (1, 1))
         assert not needs.holds("m")
+    finally:
+        running.cancel()
+
+
+async def test_models_that_differ_in_name_and_price_only_share_a_dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def counted(spec: ModelSpec, *, free_bytes: int | None, workers: int = 1) -> DryRun:
+        made.append(spec.name)
+        return dry_run(spec, free_bytes=free_bytes, workers=workers)
+
+    monkeypatch.setattr(predictions, "dry_run", counted)
+    needs, first = needs_of(tmp_path), model(DEMO_MODEL)
+    needs.serve(
+        [first, replace(first, name="other", price=Rates(per_million_prompt=1)), replace(first, name="long", ctx=128)]
+    )
+    running = asyncio.create_task(needs.run(asyncio.Event()))
+    try:
+        await until(lambda: len(needs.found) == 3, needs)
+        assert made == ["m", "long"]
+        assert needs.found["other"].need == needs.found["m"].need
+        assert needs.found["other"].spec.name == "other"
+        assert needs.found["long"].need.cpu_bytes > needs.found["m"].need.cpu_bytes
     finally:
         running.cancel()
 
