@@ -245,6 +245,13 @@ class _Written(AbstractConnection):
         except RuntimeError as error:
             raise ConnectionError(f"the connection to Redis was closed as it was written to ({error})") from None
 
+    async def disconnect(self, nowait: bool = False, *args: Any, **options: Any) -> None:
+        """Close the connection; without waiting, after an error, drop what was not sent yet: a long command that was
+        given up would stay in memory until Redis reads on, and then run."""
+        if nowait and (writer := self._writer) is not None:
+            writer.transport.abort()
+        await super().disconnect(nowait, *args, **options)
+
 
 class _Checked(_Written):
     """A connection that closes, with a ConnectionError, if its server is a replica now and refuses a write: the next

@@ -33,6 +33,8 @@ NOTE = Script("note", SOURCE, hashlib.sha1(SOURCE.encode(), usedforsecurity=Fals
 
 HELD_BYTES = 512 << 10  # more than the texts of all scripts
 LONG = "x" * (1 << 20)
+STUCK = "x" * (16 << 20)
+"""Longer than what sockets take while nobody reads: some of it has not left when its call is given up."""
 AT_ONCE_S = 1.0
 WAIT_S = 10.0
 
@@ -48,8 +50,10 @@ class Proxy:
 
 @asynccontextmanager
 async def holding(server: RedisServer) -> AsyncIterator[Proxy]:
-    """A link to the server on which long values are stuck until the proxy is opened."""
+    """A link to the server on which long values are stuck until the proxy is opened. When the block is left, all that
+    clients sent, which have closed their connections, has come."""
     proxy = Proxy("")
+    ended: list[asyncio.Event] = []
 
     async def ask(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         num_bytes = 0
@@ -71,8 +75,11 @@ async def holding(server: RedisServer) -> AsyncIterator[Proxy]:
             target.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ended.append(asyncio.Event())
+        this = ended[-1]
         told, teller = await asyncio.open_unix_connection(server.url.removeprefix("unix://"))
         await asyncio.gather(ask(reader, teller), answer(told, writer), return_exceptions=True)
+        this.set()
 
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
     proxy.url = "redis://{}:{}".format(*listening.sockets[0].getsockname())
@@ -82,6 +89,8 @@ async def holding(server: RedisServer) -> AsyncIterator[Proxy]:
         proxy.opened.set()
         listening.close()
         await listening.wait_closed()
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.gather(*(one.wait() for one in ended))
 
 
 @asynccontextmanager
@@ -126,7 +135,7 @@ async def test_a_long_call_that_takes_too_long_fails_alone(
     async with holding(server) as proxy, connect(proxy.url, timeout_s=0.3, retries=1) as linked:
         sender, commands = ScriptSender(linked, [NOTE], 0.3), short_commands_of(linked)
         before = await commands.ask(("CLIENT", "ID"))
-        long = asyncio.ensure_future(sender.send(NOTE, "pd:{a}:", LONG))
+        long = asyncio.ensure_future(sender.send(NOTE, "pd:{a}:", STUCK))
         while not long.done():
             assert await sender.send(NOTE, "pd:{b}:", "y")
             await asyncio.sleep(0.02)
