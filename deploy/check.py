@@ -1,13 +1,13 @@
-"""Every check of `make test`, in order, with the time each took. Goes on after a failure, exits with its status.
+"""Every check of `make test`, with the time each took. Goes on after a failure, exits with its status.
 
     python deploy/check.py [--long]
         [--only tools,format,lint,types,imports,house,site,sources,tests,serial,clients,upstream,attacks]
 
-pytest runs last, so that its summary is the end of the output: side by side, then the tests marked `serial`, alone in
-one process. `make test-full` unpacks llama.cpp's sources before it, since tests of well-known vocabularies and
-templates skip where there are none. After it `make test-full` prints the table of clients, with versions and results,
-runs llama.cpp's own tests of its server, and tries the attacks, alone on the machine: what they may take from others
-is promised for a quiet one.
+Those that run no tests come first, two at a time. pytest runs last, so that its summary is the end of the output: side
+by side, then the tests marked `serial`, alone in one process. `make test-full` unpacks llama.cpp's sources before it,
+since tests of well-known vocabularies and templates skip where there are none. After it `make test-full` prints the
+table of clients, with versions and results, runs llama.cpp's own tests of its server, and tries the attacks, alone on
+the machine: what they may take from others is promised for a quiet one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,6 +31,7 @@ MOST_AGAIN = 20
 that it has alone. Where more fail, something is broken."""
 IN_ORDER = ("--dist", "loadfile", "--no-loadscope-reorder")
 """Whole files, in the order of `tests/conftest.py`: those with the most tests are not those that take longest."""
+LONGEST = ("types", "site")
 HOUSE = ROOT.parent / "shared" / "tools" / "house.py"
 UNPACK_SOURCES = "from benchmarks.reference import sdist_source; sdist_source()"
 
@@ -81,27 +83,36 @@ def main() -> int:
     parser.add_argument("--only", default="", help=f"some of them: {','.join(stages(long=True))}")
     asked = parser.parse_args()
     only = asked.only.split(",") if asked.only else []
-    results: list[tuple[str, int, float]] = []
+    chosen = {name: command for name, command in stages(asked.long).items() if not only or name in only}
+    results = run_quietly({name: command for name, command in chosen.items() if name not in RUN})
     num_reported = 0
-    for name, command in stages(asked.long).items():
-        if only and name not in only:
+    for name, command in chosen.items():
+        if name not in RUN:
             continue
         started = time.monotonic()
         if name in ("tests", "serial"):
             report(results[num_reported:])
             num_reported = len(results)
-        code = RUN.get(name, run_quietly)(command)
+        code = RUN[name](command)
         results.append((name, code, time.monotonic() - started))
     if [name for name, _, _ in results][-1:] != ["serial"]:  # whose own summary ends the output
         report(results[num_reported:])
     return next((code for _, code, _ in results if code), 0)
 
 
-def run_quietly(command: list[str]) -> int:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode != 0:
-        print(done.stdout + done.stderr)
-    return done.returncode
+def run_quietly(commands: dict[str, list[str]]) -> list[tuple[str, int, float]]:
+    """Run checks of one core each, two at a time, the longest first, and print what failed; return all results."""
+
+    def run(name: str) -> tuple[str, int, float]:
+        started = time.monotonic()
+        done = subprocess.run(commands[name], cwd=ROOT, capture_output=True, text=True)
+        if done.returncode != 0:
+            print(done.stdout + done.stderr, flush=True)
+        return name, done.returncode, time.monotonic() - started
+
+    with ThreadPoolExecutor(2) as threads:
+        done = list(threads.map(run, sorted(commands, key=lambda name: name not in LONGEST)))
+    return sorted(done, key=lambda result: list(commands).index(result[0]))
 
 
 def run_openly(command: list[str]) -> int:
