@@ -10,6 +10,7 @@ test starts several.
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import signal
@@ -19,14 +20,22 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 PRELOADED: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("gateway.cli", "gateway"): ("gateway.settings", "gateway.lifecycle"),
     ("gateway.cli", "worker"): ("gateway.settings", "workers.worker"),
+    ("gateway.cli", "up"): ("gateway.settings", "gateway.commands.up"),
+    ("gateway.cli", "supervisor"): ("gateway.settings", "workers.commands.supervisor"),
+    ("gateway.cli", "models"): (
+        *("gateway.settings", "workers.commands.models.command"),
+        *("workers.commands.models.pull", "workers.commands.models.listing"),
+    ),
     ("workers.cli", "worker"): ("workers.worker",),
     ("accounts.cli",): ("accounts.settings", "accounts.lifecycle"),
     ("tests.support.fake_worker",): ("tests.support.fake_worker",),
@@ -58,6 +67,30 @@ def start(command: Sequence[str], env: Mapping[str, str], stdout: int, stderr: i
     return start_anew(command, env, stdout, stderr)
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a program did."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(command: Sequence[str], env: Mapping[str, str], timeout_s: float = 60.0) -> Ended:
+    """Start the command as `start` does, and wait for its end. Raises subprocess.TimeoutExpired."""
+    with TemporaryFile() as out, TemporaryFile() as err:
+        child = start(command, env, out.fileno(), err.fileno())
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            raise
+        for file in (out, err):
+            file.seek(0)
+        return Ended(code, out.read().decode(), err.read().decode())
+
+
 def start_anew(command: Sequence[str], env: Mapping[str, str], stdout: int, stderr: int) -> Child:
     """The same, by an interpreter of its own in any case."""
     return subprocess.Popen(
@@ -72,10 +105,17 @@ def _loads(command: Sequence[str]) -> tuple[str, ...]:
     return next((loads for name, loads in PRELOADED.items() if tuple(command[2 : 2 + len(name)]) == name), ())
 
 
+def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: env[name] for name in env if name.startswith(READ_AT_START) and name != "PYTHONUNBUFFERED"}
+
+
+READ = _read_at_start(os.environ)
+"""What the processes that fork have read: a test may change its own since."""
+
+
 def _changes_the_interpreter(env: Mapping[str, str]) -> bool:
     """Say whether one of its variables would have to be there before the program's `main`."""
-    names = {name for name in {*env, *os.environ} if name.startswith(READ_AT_START) and name != "PYTHONUNBUFFERED"}
-    return any(env.get(name) != os.environ.get(name) for name in names)
+    return _read_at_start(env) != READ
 
 
 class Forked:
@@ -144,6 +184,8 @@ def main() -> int:
     num_threads = len(os.listdir("/proc/self/task"))
     if num_threads > 1:
         raise RuntimeError(f"{num_threads - 1} threads were started by loading modules; forking would lose them")
+    gc.collect()
+    gc.freeze()  # so that the collector touches none of the pages that are shared with those that are forked
     while True:
         message, files, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, 2)
         if not message:

@@ -59,7 +59,7 @@ async def api(
     tmp_path: Path,
 ) -> AsyncIterator[AdminApi]:
     """A running accounts service, on SQLite and on PostgreSQL."""
-    url = databases.url(backend, tmp_path)
+    url = databases.url_with_tables(backend, tmp_path)
     async with serving(url, redis_server.url_of("gateway"), tmp_path) as running:
         await wait_until_ready(running)
         yield running

@@ -19,6 +19,7 @@ import psutil
 import pytest
 import redis
 
+from tests.support.preloaded import Child, start
 from tests.support.redis_server import RedisServer
 from tests.support.stack import DEMO_MODEL, ROOT
 
@@ -51,7 +52,7 @@ def unreadable(folder: Path) -> Iterator[None]:
 class Program:
     """One run of the `paddock` program, in a session of its own."""
 
-    popen: subprocess.Popen[bytes]
+    popen: Child
     terminal: Path
     """Everything it printed."""
     state: Path
@@ -113,29 +114,42 @@ class Programs:
     def start(self, command: str, *flags: str, **environment: str) -> Program:
         return self._start((), command, flags, environment)
 
+    def start_anew(self, command: str, *flags: str, **environment: str) -> Program:
+        """Start it by an interpreter of its own, as a person does: the others are forked."""
+        return self._start((), command, flags, environment, is_forked=False)
+
     def start_without(self, closed: Sequence[int], command: str, *flags: str) -> Program:
         """Start it with these of the descriptors 0, 1 and 2 closed."""
-        return self._start(closed, command, flags, {})
+        return self._start(closed, command, flags, {}, is_forked=False)
 
     def _start(
-        self, closed: Sequence[int], command: str, flags: Sequence[str], environment: Mapping[str, str]
+        self,
+        closed: Sequence[int],
+        command: str,
+        flags: Sequence[str],
+        environment: Mapping[str, str],
+        is_forked: bool = True,
     ) -> Program:
         terminal = self.folder / f"terminal-{len(self.started)}"
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PADDOCK_", "HF_"))}
         clean |= {"PADDOCK_STATE_DIR": str(self.state), **environment}
         if "--catalog" not in flags:
             clean["PADDOCK_LLAMA"] = '{"n_threads": 1}'
+        argv = [sys.executable, "-m", "gateway.cli", command, *flags]
         with terminal.open("wb") as output:
-            popen = subprocess.Popen(
-                [sys.executable, "-m", "gateway.cli", command, *flags],
-                env=clean,
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                preexec_fn=partial(_set_up, tuple(closed)),  # noqa: PLW1509 - one thread
-            )
+            if is_forked:
+                popen = start(argv, clean, output.fileno(), output.fileno())
+            else:
+                popen = subprocess.Popen(
+                    argv,
+                    env=clean,
+                    cwd=ROOT,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    preexec_fn=partial(_set_up, tuple(closed)),  # noqa: PLW1509 - one thread
+                )
         program = Program(popen, terminal, self.state)
         self.started.append(program)
         return program

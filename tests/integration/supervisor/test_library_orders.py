@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import signal
 import threading
 import urllib.error
 import urllib.parse
@@ -156,7 +157,7 @@ def test_a_supervisor_that_ends_waits_for_no_download(programs: Programs, hub: H
         assert admin.send("POST", "/models", {"model": name}) == (200, {"success": True})
     admin.wait_for("owner/model-GGUF:Q4_K_M", "download_progress")
     with (admin.up.state / "hub" / ".fetching").open("a") as lock:
-        admin.up.popen.terminate()
+        admin.up.send(signal.SIGTERM)
         assert admin.up.wait() == 0
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody has it any more
     assert not admin.up.survivors()
@@ -186,7 +187,7 @@ def test_what_is_needed_is_not_removed(programs: Programs, hub: Hub) -> None:
     status, message = error_of(admin.send("DELETE", "/models?model=owner/demo-GGUF:Q8_0"))
     assert (status, "is in use" in message) == (400, True), message
     assert files(admin) == before
-    admin.up.popen.terminate()
+    admin.up.send(signal.SIGTERM)
     assert admin.up.wait() == 0
 
 

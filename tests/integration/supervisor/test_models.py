@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from tests.support.hub_server import COMMIT, Hub
+from tests.support.preloaded import Ended, run
 from tests.support.stack import DEMO_MODEL
 from workers.models.fetched import Fetched
 from workers.models.spec import ModelSpec
@@ -36,12 +37,7 @@ REPOSITORIES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
+class Done(Ended):
     @property
     def files(self) -> dict[str, Path]:
         return {name: Path(path) for name, path in (line.split("\t") for line in self.out.splitlines())}
@@ -68,10 +64,8 @@ class Machine:
         return clean | {"PADDOCK_STATE_DIR": str(self.state), "PADDOCK_MODELS_DIR": str(self.volume)} | more
 
     def run(self, *words: str, **variables: str) -> Done:
-        command = [sys.executable, "-m", "gateway.cli", "models", *words]
-        environment = self.environment(**variables)
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        return Done(done.returncode, done.stdout, done.stderr)
+        done = run([sys.executable, "-m", "gateway.cli", "models", *words], self.environment(**variables))
+        return Done(done.code, done.out, done.err)
 
     def catalog(self, *models: str) -> str:
         file = self.folder / "models.yaml"

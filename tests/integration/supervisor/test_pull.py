@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub_server import TOKEN, Hub
+from tests.support.preloaded import run
 from tests.support.stack import DEMO_MODEL
 from workers.commands.command import TERMINATED
 from workers.models.files import first_part
@@ -28,6 +29,7 @@ REPOSITORIES = {
     "owner/model-GGUF": {"m-Q4_K_M.gguf": LARGE, "m-Q8_0.gguf": GGUF + b"q8", **PARTS},
     "owner/locked": {"m-Q8_0.gguf": GGUF},
 }
+PULL = (sys.executable, "-m", "gateway.cli", "models", "pull")
 CATALOG = """
 models:
   - {name: small, hf: "owner/model-GGUF:Q8_0"}
@@ -57,16 +59,14 @@ class Machine:
         return clean | {name: value for name, value in settings.items() if value}
 
     def start(self, *flags: str, **settings: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "gateway.cli", "models", "pull", *flags]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=self.environment(**settings), stdout=pipe, stderr=pipe, text=True)
+        pipe, environment = subprocess.PIPE, self.environment(**settings)
+        return subprocess.Popen([*PULL, *flags], env=environment, stdout=pipe, stderr=pipe, text=True)
 
     def fetch(self, *flags: str, **settings: str) -> tuple[int, dict[str, Path], str]:
         """Its exit code, the files it named, and its complaint."""
-        process = self.start(*flags, **settings)
-        said, complaint = process.communicate(timeout=60)
-        rows = [line.split("\t") for line in said.splitlines()]
-        return process.returncode, {name: Path(path) for name, path in rows}, complaint
+        done = run([*PULL, *flags], self.environment(**settings))
+        rows = [line.split("\t") for line in done.out.splitlines()]
+        return done.code, {name: Path(path) for name, path in rows}, done.err
 
 
 @pytest.fixture

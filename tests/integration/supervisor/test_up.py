@@ -58,7 +58,8 @@ def assert_nothing_left(program: Program) -> None:
 
 def test_the_life_of_up(programs: Programs, model: Path) -> None:
     """Start, answer, refuse a second one, survive a killed worker, stop on Ctrl-C: nothing is left."""
-    up = programs.start("up", "--port", "0", "--workers", "2", "--slots", "2", "--model", str(model), "--alias", "tale")
+    flags = ("--port", "0", "--workers", "2", "--slots", "2", "--model", str(model), "--alias", "tale")
+    up = programs.start_anew("up", *flags)
     up.until("Ctrl-C stops everything")
     key = (up.state / "first-key").read_text().strip()
     assert f"API key  {key}" in up.text()
