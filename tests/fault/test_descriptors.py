@@ -106,6 +106,12 @@ async def test_out_of_descriptors(stack: Stack) -> None:
     await at_rest(stack, MODEL)
 
 
+async def num_workers(session: aiohttp.ClientSession, gateway: Process) -> int:
+    """Return how many workers of the model the gateway knows."""
+    async with session.get(f"{gateway.url}/v1/models/{MODEL}") as answer:
+        return int((await answer.json())["workers"])
+
+
 async def test_a_worker_out_of_descriptors(stack: Stack) -> None:
     """It refuses the connection, which is not the caller's: no 429 for a caller with one."""
     worker = stack.fake_worker(MODEL)
@@ -119,7 +125,9 @@ async def test_a_worker_out_of_descriptors(stack: Stack) -> None:
             error = (await answer.json())["error"]
             assert (answer.status, error["type"]) == (503, "unavailable_error"), error
         stack.fake_worker(MODEL)
-        stack.wait_until_listed(gateway, MODEL)
+        async with asyncio.timeout(10):
+            while await num_workers(session, gateway) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
         async with session.post(url, json=question) as answer:
             assert answer.status == 200, await answer.text()
     await at_rest(stack, MODEL)

@@ -26,6 +26,8 @@ class Guest:
         self.queue_ms = 0.0
         self.leave = asyncio.Event()
         self.task = asyncio.create_task(self._stay(gateway, wanted or call(), avoid))
+        # What a test leaves behind is told that its gateway stops. Asyncio would log that for each, in a later test.
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     @property
     def served(self) -> bool:

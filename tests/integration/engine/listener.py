@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -36,6 +37,7 @@ from workers.protocol.events import (
 )
 from workers.protocol.requests import GenerateRequest, Sampling
 
+LOOK_S = 0.02
 GREEDY = Sampling(temperature=0)
 ONE_THREAD = LlamaSettings(n_threads=1)
 AS_IT_PAYS = SpeculationSettings()
@@ -62,8 +64,11 @@ class Heard:
             self.on_step(step, events)
 
     def until(self, happened: Callable[[], object], timeout_s: float = 30.0) -> None:
+        end = time.monotonic() + timeout_s
         with self.changed:
-            assert self.changed.wait_for(lambda: bool(happened()), timeout_s), "it did not happen in time"
+            while not happened():
+                assert time.monotonic() < end, "it did not happen in time"
+                self.changed.wait(LOOK_S)  # not all that may be waited for comes with an event
 
     def has_ended(self, key: int) -> bool:
         return any(isinstance(event, Finished | Failed) for event in self.calls[key])
