@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.console import browser, context, page
 from tests.support.kinds import DEMO_ALIAS, EMBEDDER, INFILLER, RERANKER, stack_of_all_kinds
 from tests.support.stack import DEMO_MODEL, Stack
 
-__all__ = ["DEMO_ALIAS", "EMBEDDER", "INFILLER", "RERANKER"]
+__all__ = ["DEMO_ALIAS", "EMBEDDER", "INFILLER", "RERANKER", "browser", "context", "page"]
 
 
 @pytest.fixture(scope="module")

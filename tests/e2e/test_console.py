@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
 from gateway.client import AnswerError, AuthenticationFailed, Client
+from tests.support.console import NEEDS_CHROMIUM, TAKES_PICTURES, open_view, signed_in, take
 from tests.support.stack import DEMO_MODEL, Stack
 
-expect.set_options(timeout=15_000)
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
-TAKES_PICTURES = os.environ.get("TAKE_PICTURES") == "1"
-"""Whether the views' screenshots are written into the docs."""
-TOLD_MS = 15_000
 PROBE = "<img src=x onerror=window.struck=1>"
 MOST_MS = 50
 """A longer task is one that a person notices (W3C Long Tasks)."""
 VIEWS = ("fleet", "queue", "playground", "access", "models", "health")
 
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine"),
+    NEEDS_CHROMIUM,
     pytest.mark.timeout(240),
     pytest.mark.serial,  # a person looks at one page: beside other tests it is slower than anybody would see it
 ]
@@ -54,50 +46,6 @@ def stack() -> Iterator[Stack]:
         running.spawn("supervisor", command, role="supervisor")
         running.gateway(accounts_url=running.accounts().url, catalog=catalog)
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(TOLD_MS)
-    yield context
-    context.close()
-
-
-@pytest.fixture
-def page(context: BrowserContext) -> Iterator[Page]:
-    """A page that raises no error and breaks no rule of its content security policy."""
-    page, faults = context.new_page(), list[str]()
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on(
-        "console",
-        lambda message: (
-            faults.append(message.text) if message.type == "error" and "Content Security" in message.text else None
-        ),
-    )
-    yield page
-    assert not faults
-
-
-def signed_in(page: Page, stack: Stack, key: str = "", view: str = "fleet") -> Page:
-    page.goto(f"{stack.gateways[0].url}/#/{view}" if view == "fleet" else f"{stack.gateways[0].url}/ui#/{view}")
-    page.fill("input[name=key]", key or stack.key)
-    page.click("button[type=submit]")
-    expect(page.get_by_role("button", name="Sign out")).to_be_visible(timeout=TOLD_MS)
-    return page
-
-
-def open_view(page: Page, view: str) -> None:
-    page.click(f'nav a[href="#/{view}"]')
-    expect(page.locator(f'nav a[href="#/{view}"]')).to_have_attribute("aria-current", "page")
 
 
 @contextmanager
@@ -544,10 +492,3 @@ def longest_task_ms(page: Page) -> float:
         page.wait_for_timeout(6000)
         longest.append(float(max(page.evaluate("window.tasks"), default=0)))
     return min(longest)
-
-
-def take(page: Page, view: str, after_s: float = 0.5) -> None:
-    """Keep a picture of a view for the docs, if pictures are taken."""
-    if TAKES_PICTURES:
-        page.wait_for_timeout(1000 * after_s)
-        page.screenshot(path=PICTURES / f"console-{view}.png", full_page=view == "fleet")

@@ -76,7 +76,15 @@ export async function removed<T>(path: string, query: Record<string, string>): P
 
 /** Yield the data of a streamed answer's events, decoded; it ends at `[DONE]`. */
 export async function* stream<T>(path: string, body: unknown, signal: AbortSignal): AsyncGenerator<T> {
-  const response = await send("POST", path, body, signal);
+  yield* eventsOf<T>(await send("POST", path, body, signal));
+}
+
+/** Yield the data of the events at `path`, decoded. An EventSource can't send the header that this page is known by. */
+export async function* follow<T>(path: string, signal: AbortSignal): AsyncGenerator<T> {
+  yield* eventsOf<T>(await send("GET", path, undefined, signal));
+}
+
+async function* eventsOf<T>(response: Response): AsyncGenerator<T> {
   const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {

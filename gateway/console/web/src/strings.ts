@@ -138,6 +138,7 @@ export const text = {
     attach: "Attach a file",
     more: "More samplers",
     sound: "attached sound",
+    leftOut: (count: number) => `${plural(count, "attached file")} not sent: this model does not take such files`,
     code: "Show the code",
     copied: "Copied",
     copy: "Copy",
@@ -221,6 +222,13 @@ export const text = {
     line: (line: number) => `Line ${line}:`,
     reload: "Read the file again",
     reloaded: "Read.",
+    downloads: "Downloads",
+    aboutDownloads:
+      "What machines fetch from the hub, since this page was opened. To serve a model that has come, name it in the catalog (`hf`).",
+    progress: "Progress",
+    machineSays: "Why",
+    came: (done: string, total: string, share: number, left: string) =>
+      `${done} of ${total}, ${share} %${left ? `, ${left} left` : ""}`,
   },
   health: {
     calls: "Calls per minute",

@@ -154,13 +154,20 @@ export interface CatalogCheck {
   changes: Record<string, CatalogChanges>;
 }
 
+export interface CardStatus {
+  value: string;
+  failed?: boolean;
+  reason?: string;
+  progress?: { value: number };
+}
+
 export interface ModelCard {
   id: string;
   aliases?: string[];
   tags?: string[];
   parent?: string;
   architecture: { input_modalities: string[]; output_modalities: string[] };
-  status: { value: string; failed?: boolean; reason?: string };
+  status: CardStatus;
   meta?: { n_ctx: number; n_ctx_train: number; n_params: number; size: number; n_vocab: number };
   workers?: number;
 }

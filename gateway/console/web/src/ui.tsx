@@ -68,6 +68,16 @@ export function Bar(props: { share: number; label: string }) {
   );
 }
 
+/** How much of something is done. */
+export function Progress(props: { share: number; label: string }) {
+  const percent = Math.floor(100 * Math.min(1, props.share));
+  return (
+    <span class="bar" role="progressbar" aria-label={props.label} aria-valuenow={percent} aria-valuemin={0} aria-valuemax={100}>
+      <span style={{ width: `${percent}%` }} />
+    </span>
+  );
+}
+
 export function Field(props: { label: string; children: ComponentChildren; hint?: string }) {
   return (
     <label class="field">

@@ -1,8 +1,9 @@
 import { get } from "../api";
-import { bytes, number } from "../format";
+import { bytes, number, span } from "../format";
+import { useNews, type Download } from "../news";
 import { text } from "../strings";
-import type { MemoryRow, ModelCard, ModelRow, Overview, Session } from "../types";
-import { Badge, Problem, Table, useLoaded, type Column } from "../ui";
+import type { CardStatus, MemoryRow, ModelCard, ModelRow, Overview, Session } from "../types";
+import { Badge, Problem, Progress, Table, useLoaded, type Column } from "../ui";
 import { Catalog } from "./catalog";
 import { entries } from "./fleet";
 
@@ -19,7 +20,7 @@ const COLUMNS: Column<ModelCard>[] = [
     title: text.fleet.state,
     cell: (card) => (
       <Badge kind={card.status.failed ? "bad" : card.status.value === "loaded" ? "good" : "quiet"}>
-        {card.status.failed ? "failed" : card.status.value}
+        {stateOf(card.status)}
       </Badge>
     ),
   },
@@ -31,6 +32,57 @@ const COLUMNS: Column<ModelCard>[] = [
   { title: text.fleet.also, cell: (card) => (card.aliases ?? []).filter((name) => name !== card.id).join(", ") },
   { title: text.models.workers, cell: (card) => card.workers ?? "", isNumber: true },
 ];
+
+function stateOf({ value, failed, progress }: CardStatus): string {
+  if (failed) return "failed";
+  return value === "loading" && progress ? `loading ${Math.round(100 * progress.value)} %` : value;
+}
+
+type NamedDownload = Download & { model: string };
+
+const DOWNLOADS: Column<NamedDownload>[] = [
+  { title: text.fleet.model, cell: (each) => each.model },
+  {
+    title: text.fleet.state,
+    cell: ({ state }) => (
+      <Badge kind={state === "failed" ? "bad" : state === "finished" ? "good" : "busy"}>{state}</Badge>
+    ),
+  },
+  {
+    title: text.models.progress,
+    cell: (each) =>
+      each.total > 0 && (
+        <span class="total">
+          <Progress share={each.done / each.total} label={each.model} />
+          {text.models.came(bytes(each.done), bytes(each.total), shareOf(each), timeLeft(each))}
+        </span>
+      ),
+  },
+  { title: text.models.machineSays, cell: (each) => each.reason },
+];
+
+function shareOf({ done, total }: Download): number {
+  return Math.floor((100 * done) / total);
+}
+
+/** Return the time until all has come, at the speed since the page heard of it; empty: that can't be told. */
+function timeLeft({ state, done, total, from, since }: Download): string {
+  const seconds = performance.now() / 1000 - since;
+  if (state !== "downloading" || done <= from || seconds < 2) return "";
+  return span(((total - done) * seconds) / (done - from));
+}
+
+function Downloads({ downloads }: { downloads: Record<string, Download> }) {
+  const rows = Object.entries(downloads).map(([model, each]): NamedDownload => ({ model, ...each }));
+  if (!rows.length) return null;
+  return (
+    <>
+      <h2>{text.models.downloads}</h2>
+      <p class="quiet">{text.models.aboutDownloads}</p>
+      <Table label={text.models.downloads} rows={rows} columns={DOWNLOADS} id={(each) => each.model} />
+    </>
+  );
+}
 
 type Memory = { model: string; machine: string; row: MemoryRow };
 
@@ -67,12 +119,15 @@ function MemoryPlan({ models }: { models: Record<string, ModelRow> }) {
 }
 
 export function Models({ session, overview }: { session: Session; overview: Overview | null }) {
-  const cards = useLoaded(() => get<{ data: ModelCard[] }>("/models"), []);
+  const { downloads, statuses } = useNews();
+  const cards = useLoaded(() => get<{ data: ModelCard[] }>("/models"), [Object.keys(statuses).sort().join()]);
+  const rows = (cards.value?.data ?? []).map((card) => ({ ...card, status: statuses[card.id] ?? card.status }));
   return (
     <>
       {session.role === "admin" && <Catalog reloaded={cards.again} />}
       <Problem error={cards.error} again={cards.again} />
-      {cards.value && <Table label={text.tabs.models} rows={cards.value.data} columns={COLUMNS} id={(card) => card.id} />}
+      {cards.value && <Table label={text.tabs.models} rows={rows} columns={COLUMNS} id={(card) => card.id} />}
+      <Downloads downloads={downloads} />
       {overview && <MemoryPlan models={overview.models} />}
     </>
   );

@@ -15,6 +15,8 @@ interface Turn {
   thoughts?: string;
   calls?: string;
   told?: string;
+  /** Number of attached files that the model did not get, as it takes none of their kind. */
+  leftOut?: number;
 }
 
 interface Chunk {
@@ -112,7 +114,7 @@ export function Playground() {
   const cards = useLoaded(() => get<{ data: ModelCard[] }>("/v1/models"), []);
   const [state, setState] = useState<Kept>(kept);
   const [message, setMessage] = useState("");
-  const [pictures, setPictures] = useState<string[]>([]);
+  const [attached, setAttached] = useState<Part[]>([]);
   const [running, setRunning] = useState<AbortController | null>(null);
   const [error, setError] = useState<unknown>(null);
   const [isShowingCode, setShowingCode] = useState(false);
@@ -120,8 +122,8 @@ export function Playground() {
   const talking = (cards.value?.data ?? []).filter((card) => card.architecture.output_modalities.includes("text"));
   const settings = state.settings;
   const model = settings.model || talking.find((card) => card.status.value === "loaded")?.id || talking[0]?.id || "";
-  const seesPictures = talking.find((card) => card.id === model)?.architecture.input_modalities.includes("image");
-  const hears = talking.find((card) => card.id === model)?.architecture.input_modalities.includes("audio");
+  const inputsOf = (name: string) => talking.find((card) => card.id === name)?.architecture.input_modalities ?? [];
+  const accepted = Object.keys(KINDS).filter((kind) => [model, settings.other].some((name) => inputsOf(name).includes(kind)));
   const defaults = useLoaded(() => defaultsOf(model), [model]);
   const sampler = ([name, least, most]: readonly [string, number, number]) => (
     <Field key={name} label={name}>
@@ -141,7 +143,6 @@ export function Playground() {
   const send = async (event: Event) => {
     event.preventDefault();
     if (!message.trim() || running) return;
-    const content: string | Part[] = pictures.length ? [...pictures.map(partOf), { type: "text", text: message }] : message;
     let extra: Record<string, unknown>;
     try {
       extra = parameters(settings);
@@ -153,11 +154,14 @@ export function Playground() {
     setRunning(abort);
     setError(null);
     setMessage("");
-    setPictures([]);
+    setAttached([]);
     const places = settings.other ? (["one", "other"] as const) : (["one"] as const);
     const names = { one: model, other: settings.other };
     const results = await Promise.allSettled(
-      places.map((place) => answer(place, names[place], content, settings.system, extra, state.turns[place] ?? [], abort, setState)),
+      places.map((place) => {
+        const asked = [...(state.turns[place] ?? []), turnOf(message, attached, inputsOf(names[place]))].slice(-MOST_TURNS);
+        return answer(place, names[place], settings.system, extra, asked, abort, setState);
+      }),
     );
     const failed = results.find((result) => result.status === "rejected");
     if (failed && !abort.signal.aborted) setError(failed.reason);
@@ -168,7 +172,7 @@ export function Playground() {
     const input = event.currentTarget as HTMLInputElement;
     for (const file of input.files ?? []) {
       const reader = new FileReader();
-      reader.onload = () => setPictures((now) => [...now, String(reader.result)]);
+      reader.onload = () => setAttached((now) => [...now, partOf(String(reader.result))]);
       reader.readAsDataURL(file);
     }
     input.value = "";
@@ -219,13 +223,7 @@ export function Playground() {
         </div>
         <Problem error={error ?? cards.error} />
         <form class="say" onSubmit={send}>
-          {pictures.map((file) =>
-            file.startsWith("data:audio/") ? (
-              <p key={file}>{text.playground.sound}</p>
-            ) : (
-              <img key={file} src={file} alt={text.playground.image} />
-            ),
-          )}
+          <Said content={attached} />
           <textarea
             aria-label={text.playground.message}
             placeholder={text.playground.message}
@@ -237,13 +235,13 @@ export function Playground() {
             }}
           />
           <div class="row end">
-            {(seesPictures || hears) && (
+            {accepted.length > 0 && (
               <label class="button">
                 {text.playground.attach}
                 <input
                   class="unseen"
                   type="file"
-                  accept={[seesPictures && "image/*", hears && "audio/*"].filter(Boolean).join(",")}
+                  accept={accepted.map((kind) => `${kind}/*`).join(",")}
                   multiple
                   onChange={attach}
                 />
@@ -261,7 +259,12 @@ export function Playground() {
           </div>
         </form>
       </section>
-      {isShowingCode && <Code body={request(model, settings, state.turns.one ?? [], message)} onClose={() => setShowingCode(false)} />}
+      {isShowingCode && (
+        <Code
+          body={request(model, settings, state.turns.one ?? [], turnOf(message, attached, inputsOf(model)))}
+          onClose={() => setShowingCode(false)}
+        />
+      )}
     </div>
   );
 }
@@ -269,6 +272,16 @@ export function Playground() {
 /** Return a sampler's value as the field shows it while nothing is typed. */
 function shown(value: unknown): string {
   return typeof value === "number" ? String(Math.round(value * 1e6) / 1e6) : text.playground.default;
+}
+
+/** Kind of input, as models tell it -> the type of the parts of a message that are of this kind. */
+const KINDS: Record<string, Part["type"]> = { image: "image_url", audio: "input_audio" };
+
+/** Return what the user says to a model that takes these inputs, with those of the attached files that it takes. */
+function turnOf(message: string, attached: Part[], inputs: string[]): Turn {
+  const taken = attached.filter((part) => inputs.some((kind) => KINDS[kind] === part.type));
+  const content: string | Part[] = taken.length ? [...taken, { type: "text", text: message }] : message;
+  return { role: "user", content, leftOut: attached.length - taken.length };
 }
 
 /** Return the part of a message for an attached file, a data URL. */
@@ -314,8 +327,9 @@ function messages(system: string, turns: Turn[]) {
   return system.trim() ? [{ role: "system", content: system }, ...told] : told;
 }
 
-function request(model: string, settings: Settings, turns: Turn[], message: string): Record<string, unknown> {
-  const next: Turn[] = message.trim() ? [...turns, { role: "user", content: message }] : turns;
+function request(model: string, settings: Settings, turns: Turn[], asked: Turn): Record<string, unknown> {
+  const isEmpty = typeof asked.content === "string" && !asked.content.trim();
+  const next: Turn[] = isEmpty ? turns : [...turns, asked];
   let extra: Record<string, unknown> = {};
   try {
     extra = parameters(settings);
@@ -328,14 +342,12 @@ function request(model: string, settings: Settings, turns: Turn[], message: stri
 async function answer(
   place: "one" | "other",
   model: string,
-  content: string | Part[],
   system: string,
   extra: Record<string, unknown>,
-  before: Turn[],
+  asked: Turn[],
   abort: AbortController,
   setState: (change: (now: Kept) => Kept) => void,
 ): Promise<void> {
-  const asked: Turn[] = [...before, { role: "user" as const, content }].slice(-MOST_TURNS);
   const turn: Turn = { role: "assistant", content: "" };
   const show = () =>
     setState((now) => ({ ...now, turns: { ...now.turns, [place]: [...asked, { ...turn }] } }));
@@ -395,6 +407,7 @@ function Talk({ name, turns }: { name: string; turns: Turn[] }) {
             </pre>
           )}
           {turn.told && <small>{turn.told}</small>}
+          {!!turn.leftOut && <small>{text.playground.leftOut(turn.leftOut)}</small>}
         </article>
       ))}
       <div ref={end} />
