@@ -57,7 +57,7 @@ from gateway.api.operations.catalog import CatalogRoutes
 from gateway.api.operations.document import document_handlers
 from gateway.api.operations.drain import DrainRoute, InFlightRequests, drain_route_token
 from gateway.api.operations.explain import ExplainRoute
-from gateway.api.operations.health import Health, Ready, version
+from gateway.api.operations.health import Health, Ready, SharedQuery, version
 from gateway.api.operations.metrics import METRICS_PATHS, MetricsPage, Targets, metrics_route_token, refuse_metrics
 from gateway.api.overview.calls import CallLookup, CallRoutes
 from gateway.api.overview.feed import Feed
@@ -108,6 +108,7 @@ from workers.process.limits import HeapUpkeep
 from workers.protocol.control import DRAIN_PATH, left_s
 from workers.protocol.framing import gateway_process
 from workers.protocol.heartbeat import Heartbeat
+from workers.protocol.residency import TOLD_EVERY_S
 from workers.tracing.tracer import OFF, Tracer
 
 if TYPE_CHECKING:
@@ -443,7 +444,8 @@ def _handlers(
     calls = CallHandlers(resolver, pipeline, intake, pings, resumable, core.queries, loader)
     reader, desired_models, chat = RequestReader(resolver, intake), DesiredModels(redis), ChatDialect()
     libraries = Libraries(redis, core.unreadable)
-    listing, states = Models(catalog, fleet, desired_models, core.states, core.prices), core.states
+    downloads, states = SharedQuery(libraries.downloads, TOLD_EVERY_S), core.states
+    listing = Models(catalog, fleet, desired_models, states, core.prices, downloads)
     models = partial(answer_models, listing.show, ModelInfos(catalog, fleet).show)
     bounds = Bounds(settings.max_body_bytes, settings.socket_idle_s, settings.socket_life_s)
     of_sockets = (core.sockets, Memories(settings.socket_bytes_per_team), bounds)
@@ -469,7 +471,7 @@ def _handlers(
         "models": models,
         "model": models,
         "native_models": listing.show_merged,
-        "model_news": ModelNews(listing, states, libraries, core.is_leaving, settings.ping_interval_s).answer,
+        "model_news": ModelNews(listing, states, downloads, core.is_leaving, settings.ping_interval_s).answer,
         **unserved_handlers(),
         "health": Health(is_open=settings.open).answer,
         "version": version,

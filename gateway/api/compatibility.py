@@ -274,7 +274,7 @@ NATIVE = DialectTable(
         "POST /lora-adapters": 'an array of `{"id", "scale"}`',
         "POST /models/load": "an object with `model`",
         "POST /models/unload": "an object with `model`",
-        "POST /models": "an object with `model`, a reference to the hub, and `machine` where there are several",
+        "POST /models": "an object with `model`, a reference to the hub, and `machine` if there are several (`*`: all)",
         "POST /v1/chat/completions/control": UNSERVED,
         "POST /v1/streams/lookup": UNSERVED,
         "POST /tools": UNSERVED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import redis.asyncio
@@ -31,8 +31,14 @@ ANSWER_S = 10.0
 LOOK_S = 0.1
 ORDERS_TTL_S = 60.0
 """Lifetime of orders that nobody reads."""
+GONE_S = 4 * residency.LIBRARY_LIFE_S
+"""Seconds after which a machine that tells nothing new is forgotten."""
 LONGEST_BYTES = 1 << 20
 """Maximum bytes of what one machine tells; more is left out."""
+
+
+Downloads = Mapping[tuple[str, str], Download]
+"""(Machine, reference) -> its download."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,34 +74,42 @@ class Libraries:
             known = self._known.get(machine)
             is_same = known is not None and known.told.at == told.at
             found[machine] = known if known is not None and is_same else _Told(told, now)
-        self._known = found
+        gone = [machine for machine, one in found.items() if now - one.read_at > GONE_S]
+        if gone:  # others keep the hash alive, and to a gateway that starts it would seem to be there
+            await answered(self._redis.hdel(keys.LIBRARY, *gone))
+        self._known = {machine: one for machine, one in found.items() if machine not in gone}
         return {
-            machine: one.told for machine, one in sorted(found.items()) if now - one.read_at < residency.LIBRARY_LIFE_S
+            machine: one.told
+            for machine, one in sorted(self._known.items())
+            if now - one.read_at < residency.LIBRARY_LIFE_S
         }
 
-    async def downloads(self) -> dict[str, Download]:
-        """Return reference -> its download, that which began last where several machines have one; none while Redis
-        does not answer."""
+    async def downloads(self) -> Downloads | None:
+        """Return the downloads of all machines; None while Redis does not answer."""
         try:
             machines = await self.machines()
         except StoreUnavailable:
-            return {}
-        every = [each for told in machines.values() for each in told.downloads.items()]
-        return dict(sorted(every, key=lambda item: item[1].since))
+            return None
+        return {(machine, model): one for machine, told in machines.items() for model, one in told.downloads.items()}
 
-    async def order(self, machine: str, action: Action, model: str) -> LibraryAnswer | None:
-        """Have a machine do something, and return its answer; None: it gave none. Raises StoreUnavailable."""
-        order_id = secrets.token_hex(8)
-        order = LibraryOrder(machine=machine, action=action, model=model, at=time.time())
+    async def order(self, machines: Collection[str], action: Action, model: str) -> dict[str, LibraryAnswer | None]:
+        """Have machines do something, and return the answer of each; None: it gave none. Raises StoreUnavailable."""
+        orders = {machine: secrets.token_hex(8) for machine in machines}
         async with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.hset(keys.LIBRARY_ORDERS, order_id, encode(order))
+            for machine, order_id in orders.items():
+                order = LibraryOrder(machine=machine, action=action, model=model, at=time.time())
+                pipeline.hset(keys.LIBRARY_ORDERS, order_id, encode(order))
             pipeline.pexpire(keys.LIBRARY_ORDERS, round(1000 * ORDERS_TTL_S))
             await answered(pipeline.execute())
+        answers: dict[str, LibraryAnswer | None] = dict.fromkeys(orders)
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline:
             await asyncio.sleep(LOOK_S)
-            told = (await self.machines()).get(machine)
-            if told is not None and (answer := told.answers.get(order_id)) is not None:
-                return answer
-        await answered(self._redis.hdel(keys.LIBRARY_ORDERS, order_id))
-        return None
+            for machine, told in (await self.machines()).items():
+                if machine in orders and (answer := told.answers.get(orders[machine])) is not None:
+                    answers[machine] = answer
+            if all(answers.values()):
+                return answers
+        silent = [orders[machine] for machine, answer in answers.items() if answer is None]
+        await answered(self._redis.hdel(keys.LIBRARY_ORDERS, *silent))
+        return answers

@@ -16,12 +16,12 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.http.listeners import Listeners
 from gateway.api.http.streaming import data
-from gateway.api.openai.models import Models
+from gateway.api.openai.models import Models, progress_of
 from gateway.api.operations.health import SharedQuery
 from gateway.call import Principal
-from gateway.registry.libraries import Libraries
+from gateway.registry.libraries import Downloads
 from gateway.registry.model_states import ModelStates
-from workers.protocol.residency import TOLD_EVERY_S, Download
+from workers.protocol.residency import TOLD_EVERY_S
 
 Statuses = Mapping[str, Mapping[str, Any]]
 
@@ -38,22 +38,27 @@ def events_of(before: Statuses, now: Statuses) -> Iterator[dict[str, Any]]:
         yield {"model": name, "event": "model_remove"}
 
 
-def download_events(before: Mapping[str, Download] | None, now: Mapping[str, Download]) -> Iterator[dict[str, Any]]:
-    """Yield what has changed between two lists of downloads (reference -> download), as llama-server's events.
-    `before`: None at first, when ends are no news."""
-    for model, download in now.items():
-        known = (before or {}).get(model)
-        if download == known or (before is None and download.status != "downloading"):
+def download_events(before: Downloads | None, now: Downloads) -> Iterator[dict[str, Any]]:
+    """Yield what has changed between two lists of downloads, as llama-server's events, with the machine. `before`: None
+    at first, when ends are no news."""
+    known = before or {}
+    for (machine, model), download in now.items():
+        last = known.get((machine, model))
+        if download == last or (before is None and download.status != "downloading"):
             continue
-        if download.files and (known is None or download.files != known.files or download.since != known.since):
-            files = {url: {"done": file.done, "total": file.total} for url, file in download.files.items()}
-            yield {"model": model, "event": "download_progress", "data": files}
+        told = {"model": model, "machine": machine}
+        if download.files and (last is None or download.files != last.files or download.since != last.since):
+            yield {**told, "event": "download_progress", "data": progress_of(download)}
         if download.status == "finished":
-            yield {"model": model, "event": "download_finished", "data": {}}
+            yield {**told, "event": "download_finished", "data": {}}
         elif download.status == "failed":
-            yield {"model": model, "event": "download_failed", "data": {"reason": download.reason}}
+            yield {**told, "event": "download_failed", "data": {"reason": download.reason}}
         elif download.status == "removed":
-            yield {"model": model, "event": "model_remove"}
+            yield {**told, "event": "model_remove"}
+    for machine, model in known.keys() - now.keys():
+        if known[machine, model].status == "downloading":
+            reason = f"the supervisor of {machine} has ended or can't be heard; what has come is kept: send it again"
+            yield {"model": model, "machine": machine, "event": "download_failed", "data": {"reason": reason}}
 
 
 class ModelNews:
@@ -63,28 +68,31 @@ class ModelNews:
         self,
         models: Models,
         states: ModelStates,
-        libraries: Libraries,
+        downloads: SharedQuery[Downloads | None],
         is_leaving: Callable[[], bool],
         ping_interval_s: float,
     ) -> None:
-        """`is_leaving` returns whether this gateway drains or stops, which ends all streams."""
+        """`downloads` asks for those of all machines. `is_leaving` returns whether this gateway drains or stops, which
+        ends all streams."""
         self._models = models
         self._states = states
-        self._downloads = SharedQuery(libraries.downloads, TOLD_EVERY_S)
+        self._downloads = downloads
         self._listeners = Listeners(is_leaving, ping_interval_s, TOLD_EVERY_S)
 
     async def answer(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the client leaves. Raises TooManyRequests, TooManyConnections."""
         told: Statuses = {}
-        downloads: Mapping[str, Download] | None = None
+        downloads: Downloads | None = None
 
         async def next_events() -> bytes:
             nonlocal told, downloads
             before, told = told, self._models.statuses(principal, await self._models.coming.ask())
             events = [*events_of(before, told)]
             if principal.admin:
-                known, downloads = downloads, await self._downloads.ask()
-                events += download_events(known, downloads)
+                found = await self._downloads.ask()
+                if found is not None:
+                    events += download_events(downloads, found)
+                    downloads = found
             return b"".join(data(_encode(event)) for event in events)
 
         with self._states.watched():

@@ -20,11 +20,12 @@ from gateway.catalog.live import LiveCatalog
 from gateway.catalog.names import ModelNames
 from gateway.limits.cost import Prices
 from gateway.registry.desired_models import DesiredModels
+from gateway.registry.libraries import Downloads
 from gateway.registry.model_states import ModelStates, effective
 from gateway.registry.snapshot import FleetView
 from workers.models.prices import Rates
 from workers.protocol.heartbeat import Heartbeat, WorkerKind
-from workers.protocol.residency import ModelState
+from workers.protocol.residency import Download, ModelState
 
 OWNER = "paddock"
 
@@ -38,8 +39,16 @@ class Models:
     """Lists the models that a key may use."""
 
     def __init__(
-        self, catalog: LiveCatalog, fleet: FleetView, desired: DesiredModels, states: ModelStates, prices: Prices
+        self,
+        catalog: LiveCatalog,
+        fleet: FleetView,
+        desired: DesiredModels,
+        states: ModelStates,
+        prices: Prices,
+        downloads: SharedQuery[Downloads | None],
     ) -> None:
+        """`downloads` asks for those of all machines."""
+        self._downloads = downloads
         self._prices = prices
         self._catalog = catalog
         self._fleet = fleet
@@ -54,9 +63,13 @@ class Models:
         return self._catalog.names
 
     async def show_merged(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with one card per model, which lists the model's aliases, as llama-server does."""
+        """Answer with one card per model, which lists the model's aliases, as llama-server does. Admins are told of
+        those that are being downloaded as well."""
         permitted = self._permitted(principal)
         cards = await self._cards(principal, self._without_aliases(permitted), permitted)
+        if principal.admin:
+            coming = downloading_cards(await self._downloads.ask() or {})
+            cards += [found for model, found in coming.items() if model not in permitted]
         await send_json(send, {"object": "list", "data": cards}, request_log_of(scope))
 
     async def show(self, principal: Principal, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,6 +164,25 @@ class Models:
         if self._names.is_chain(name):
             document["models"] = list(self._names.chain(name, ""))
         return document
+
+
+def progress_of(download: Download) -> dict[str, dict[str, int]]:
+    """Return the progress of a download's files, by address, as llama-server tells it."""
+    return {url: {"done": file.done, "total": file.total} for url, file in download.files.items()}
+
+
+def downloading_cards(downloads: Downloads) -> dict[str, dict[str, Any]]:
+    """Return the cards of models that are being downloaded, by reference, with the machines that do that. Such a model
+    can't be called. The progress is that of the machine which began last."""
+    found: dict[str, dict[str, Any]] = {}
+    for (machine, model), download in sorted(downloads.items(), key=lambda item: item[1].since):
+        if download.status != "downloading":
+            continue
+        known = found.get(model, {"machines": []})
+        status = {"value": "downloading", "progress": progress_of(download)}
+        found[model] = card(model, model, (), status) | {"machines": sorted([*known["machines"], machine])}
+        found[model]["architecture"] = {"input_modalities": [], "output_modalities": []}  # it is not known yet
+    return found
 
 
 def status_object(state: ModelState, told_of: Container[str] | None) -> dict[str, Any]:

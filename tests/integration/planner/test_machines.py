@@ -40,6 +40,7 @@ from workers.supervisor.plan import host_id
 
 LAZY = {"min": 0, "min_resident_s": 0}
 NAMES = ("a", "b", "c")
+KEY = "test-key"
 
 pytestmark = pytest.mark.timeout(300)  # several machines start one after the other, and leases have to end
 
@@ -57,6 +58,8 @@ class Fleet:
         self.folder, self.server, self.client = folder, server, client
         self.crowd = Crowd(client)
         self.machines: list[Programs] = []
+        self.environment: dict[str, str] = {}
+        """Of supervisors that are started from now on, beside what they need."""
 
     def add(self, *names: str, models_max: int = 0) -> Program:
         """Start a machine with these models, and with a supervisor's rights in Redis."""
@@ -77,7 +80,23 @@ class Fleet:
             PADDOCK_REDIS_URL=self.server.url_of("supervisor"),
             PADDOCK_WORKER_REDIS_URL=self.server.url_of("worker"),
             PADDOCK_WORKER_SECRET="shared",
+            **self.environment,
         )
+
+    def gateway(self) -> tuple[Program, str]:
+        """Start a gateway for the models of the first machine, with an admin's key; return it and its address."""
+        port = free_port()
+        programs = self.machines[0]
+        gateway = programs.start(
+            *("gateway", "--catalog", str(programs.folder / "catalog.json"), "--port", str(port)),
+            PADDOCK_REDIS_URL=self.server.url_of("gateway"),
+            PADDOCK_WORKER_SECRET="shared",
+            PADDOCK_API_KEY=KEY,
+            PADDOCK_START_TIMEOUT_S="120",
+            PADDOCK_ACCOUNTS="false",
+        )
+        wait_until(lambda: is_open(port), gateway.text)
+        return gateway, f"http://127.0.0.1:{port}"
 
     def text(self) -> str:
         told = [machine.started[-1].text() for machine in self.machines if machine.started]
@@ -270,22 +289,13 @@ def test_a_redis_that_comes_back_empty_is_told_all_again(fleet: Fleet) -> None:
 def test_calls_are_answered_though_machines_vanish(fleet: Fleet) -> None:
     """Calls for models that are not loaded, by a real gateway."""
     first, second = pair(fleet, models_max=2)
-    port = free_port()
-    gateway = fleet.machines[0].start(
-        *("gateway", "--catalog", str(fleet.machines[0].folder / "catalog.json"), "--port", str(port)),
-        PADDOCK_REDIS_URL=fleet.server.url_of("gateway"),
-        PADDOCK_WORKER_SECRET="shared",
-        PADDOCK_API_KEY="test-key",
-        PADDOCK_START_TIMEOUT_S="120",
-        PADDOCK_ACCOUNTS="false",
-    )
+    gateway, url = fleet.gateway()
 
     def ask(model: str) -> int:
         body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-        url, headers = f"http://127.0.0.1:{port}/v1/chat/completions", {"Authorization": "Bearer test-key"}
-        return httpx2.post(url, headers=headers, json=body, timeout=150).status_code
+        headers = {"Authorization": f"Bearer {KEY}"}
+        return httpx2.post(f"{url}/v1/chat/completions", headers=headers, json=body, timeout=150).status_code
 
-    wait_until(lambda: is_open(port), gateway.text)
     assert ask("a") == 200, gateway.text() + fleet.text()
     os.kill(first.popen.pid, signal.SIGKILL)
     assert ask("b") == 200, gateway.text() + fleet.text()
