@@ -25,6 +25,7 @@ from workers.chat_worker import open_chat_worker
 from workers.engine.disk.fingerprint import parts_of, system_fingerprint
 from workers.engine.disk.folder import DISK_TROUBLE, CacheFolderUnusable
 from workers.engine.watchdog import Watchdog
+from workers.llama.header_cache import FOLDER, HeaderCache
 from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.native import AdapterError, build_id, library_digest
 from workers.llama.pooling import is_pooled
@@ -106,7 +107,8 @@ def _run(settings: WorkerSettings, launch: Launch) -> int:
         with ending_at_once():
             black_box = opened.enter_context(kept_box(settings))
             black_box.loading(0.0)
-            model = opened.enter_context(Model.load(path, spec.llama, on_progress=black_box.loading))
+            headers = HeaderCache(settings.state_dir / FOLDER)
+            model = opened.enter_context(Model.load(path, spec.llama, on_progress=black_box.loading, headers=headers))
             watchdog = opened.enter_context(Watchdog(settings.step_timeout_s, black_box))
             open_worker = open_pooled_worker if is_pooled(model, spec.llama) else open_chat_worker
             worker = open_worker(opened, model, settings, spec, watchdog, launch)

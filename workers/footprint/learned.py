@@ -7,11 +7,8 @@ touched all the memory that it may use.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-import os
-import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from workers.footprint.footprint import Footprint, Share
-from workers.models.files import parts
+from workers.models.files import parts, replace_file
 from workers.models.spec import NO_PROJECTOR, ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -153,16 +150,10 @@ class Learned:
         return {key: one for key, one in found.items() if len(one.gpus) == len(one.predicted_gpus)}
 
     def _write(self, readings: dict[str, Reading]) -> None:
-        temporary = self._file.with_name(f".{self._file.name}-{secrets.token_hex(4)}")
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(readings))
-            temporary.replace(self._file)
+            replace_file(self._file, msgspec.json.encode(readings))
         except OSError as error:
             logger.warning("%s: what a worker took is not kept: %s", self._file, error.strerror)
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
 
 
 def _larger(known: Reading, new: Reading) -> Reading:

@@ -13,17 +13,19 @@ import gc
 import os
 import socket
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from workers import worker
+from workers import sources, worker
 from workers.cli import COMMANDS
 from workers.commands import command
 from workers.forkserver import newborn
-from workers.forkserver.messages import DESCRIPTOR, NUM_DESCRIPTORS, ORDER
+from workers.forkserver.messages import DESCRIPTOR, ORDER
 from workers.process import parent_death
 from workers.process.helper_process import Launch
+from workers.settings import WorkerSettings
 
 
 def main() -> int:
@@ -37,16 +39,22 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # so that the collector touches none of the pages that are shared with workers
     while True:
-        order, ends, _, _ = socket.recv_fds(control, len(ORDER), NUM_DESCRIPTORS)
+        order, ends, _, _ = socket.recv_fds(control, len(ORDER), 1)
         if not order:
             return 0
-        is_new = len(ends) == NUM_DESCRIPTORS and _forked()
+        is_new = len(ends) == 1 and _forked()
         if is_new:
             control.close()
-            born = newborn.begin(supervisor, *ends)
+            born = newborn.begin(supervisor, ends[0], _rehearse)
             _end(0 if born is None else command.guarded(partial(_run, born.launch)))
         for end in ends:
             os.close(end)
+
+
+def _rehearse() -> None:
+    """Read settings as a worker does, of which there are none yet. What is written to for the first time is copied."""
+    with suppress(sources.SettingsError):
+        sources.read(WorkerSettings)
 
 
 def _run(launch: Launch) -> int:

@@ -1,6 +1,7 @@
 """Keeps the process that forks workers running, and asks it for workers, in a supervisor on Linux.
 
-Orders wait in a socket whose both ends the supervisor holds, so that they survive the process that takes them.
+Orders wait in a socket whose both ends the supervisor holds, so that they survive the process that takes them. Where
+workers come and go, one that has no identity yet is forked ahead: the next one begins to load its model at once.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import socket
 import sys
 from array import array
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from workers.forkserver.messages import DESCRIPTOR, NUM_DESCRIPTORS, ORDER, PID_BYTES, Birth
+from workers.forkserver.messages import DESCRIPTOR, ORDER, OUTPUT, PID_BYTES, Birth
 from workers.process import parent_death
 from workers.sources import PREFIX
 from workers.supervisor.child import Child
@@ -41,6 +44,8 @@ START_S = 60.0
 takes longer is killed, and started again."""
 ATTEMPTS = 3
 """Number of times that a worker is asked for; then it is started as a program. The process that forks may just die."""
+AHEAD_AFTER_S = 1.0
+"""Seconds after a start at which a process is forked ahead: the worker that was started has the processor meanwhile."""
 STRAYS_EVERY_S = 10.0
 GRACE_S = 1.0
 
@@ -67,11 +72,36 @@ class ForkedProcess:
         return self.returncode
 
 
+@dataclass(frozen=True, slots=True)
+class _Newborn:
+    """A forked process that has no identity yet."""
+
+    pid: int
+    life: socket.socket
+    """The private socket, over which it gets one. The process ends when this is closed before."""
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended, which is no reason to: somebody has killed it."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def end(self) -> None:
+        """End it, with its helper processes, and forget it."""
+        self.life.close()
+        signal_group(self.pid, signal.SIGKILL)
+        exit_code(self.pid)
+
+
 class ForkServer:
     """The process that forks workers. `keep` runs it; `start` has it fork one."""
 
-    def __init__(self, folder: Path, console: Console, environment: Mapping[str, str]) -> None:
-        """`folder`: where its log goes. `environment`: the supervisor's own; it gets what Paddock does not read."""
+    def __init__(
+        self, folder: Path, console: Console, environment: Mapping[str, str], *, forks_ahead: bool = False
+    ) -> None:
+        """`folder`: where its log goes. `environment`: the supervisor's own; it gets what Paddock does not read.
+        `forks_ahead`: whether a forked process waits for its identity once a worker was started."""
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
         self._environment = {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
@@ -87,6 +117,11 @@ class ForkServer:
         self._died = asyncio.Event()
         self._forked: set[int] = set()
         """Process ids of the workers that run."""
+        self._forks_ahead = forks_ahead
+        self._ahead: _Newborn | None = None
+        self._used = asyncio.Event()
+        """Set when a worker was started, and at first."""
+        self._used.set()
 
     @property
     def pid(self) -> int | None:
@@ -99,6 +134,8 @@ class ForkServer:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._child.keep())
                 tasks.create_task(self._reap_strays())
+                if self._forks_ahead:
+                    tasks.create_task(self._keep_ahead())
         finally:
             self._ours.close()
             self._theirs.close()
@@ -107,11 +144,13 @@ class ForkServer:
         """Return a new process for the recipe, whose output goes to the descriptor `output`. Where none can be forked,
         start a program. Raises NotStarted, OSError."""
         if self._fits(recipe):
+            self._used.set()
             for _ in range(ATTEMPTS):
-                pid = await self._fork(recipe, output)
-                if pid:
-                    self._forked.add(pid)
-                    return ForkedProcess(pid)
+                newborn = self._taken_ahead() or await self._fork()
+                if newborn is not None:
+                    await self._name(newborn, recipe, output)
+                    self._forked.add(newborn.pid)
+                    return ForkedProcess(newborn.pid)
             self._drop_orders()
             why = f"no process can be forked; see {self._log}"
             self._console.say(f"paddock: {recipe.name} is started as a program: {why}")
@@ -123,15 +162,38 @@ class ForkServer:
         other = self._environment.items() ^ own.items()
         return self._can_adopt and not recipe.descriptors and {name for name, _ in other} <= READ_LATE
 
-    async def _fork(self, recipe: Recipe, output: int) -> int:
-        """Return the id of a forked process; 0: none was forked. Raises NotStarted."""
+    async def _keep_ahead(self) -> None:
+        """Have a process forked ahead some time after each start, until cancelled; then end the one that waits."""
+        try:
+            while True:
+                await self._used.wait()
+                self._used.clear()
+                await asyncio.sleep(AHEAD_AFTER_S)
+                if self._ahead is None and not self._used.is_set():
+                    with suppress(NotStarted):  # the next worker finds out, too
+                        self._ahead = await self._fork()
+        finally:
+            if (newborn := self._taken_ahead()) is not None:
+                newborn.end()
+
+    def _taken_ahead(self) -> _Newborn | None:
+        """Return the process that was forked ahead, which belongs to the caller then; None: there is none."""
+        newborn, self._ahead = self._ahead, None
+        if newborn is not None and newborn.has_ended():
+            newborn.end()
+            return None
+        return newborn
+
+    async def _fork(self) -> _Newborn | None:
+        """Return a process without identity; None: none was forked. Raises NotStarted."""
         try:
             life, theirs = socket.socketpair()
         except OSError as error:
             raise NotStarted(error.strerror) from None
-        with life:
+        pid = 0
+        try:
             with theirs:
-                await self._order([theirs.fileno(), output])
+                await self._order(theirs.fileno())
             life.setblocking(False)
             self._died.clear()
             dying = asyncio.create_task(self._died.wait())
@@ -144,30 +206,36 @@ class ForkServer:
             finally:
                 for task in (dying, being_born):
                     task.cancel()
-            if pid:
-                environment = {**recipe.environment, parent_death.VARIABLE: str(os.getpid())}
-                birth = msgspec.msgpack.encode(Birth(name=recipe.name, environment=environment))
-                try:
-                    await asyncio.get_running_loop().sock_sendall(life, birth)
-                except OSError:  # it has been killed, as its exit code will say
-                    pass
-                except BaseException:
-                    signal_group(pid, signal.SIGKILL)
-                    exit_code(pid)
-                    raise
-            return pid
+            return _Newborn(pid, life) if pid else None
+        finally:
+            if not pid:
+                life.close()
 
-    async def _order(self, ends: list[int]) -> None:
-        """Ask for a process with these descriptors. Raises NotStarted."""
+    async def _name(self, newborn: _Newborn, recipe: Recipe, output: int) -> None:
+        """Give a process its identity, the recipe's, and the descriptor for its output."""
+        environment = {**recipe.environment, parent_death.VARIABLE: str(os.getpid())}
+        birth = msgspec.msgpack.encode(Birth(name=recipe.name, environment=environment))
         try:
-            socket.send_fds(self._ours, [ORDER], ends)
+            socket.send_fds(newborn.life, [OUTPUT], [output])
+            await asyncio.get_running_loop().sock_sendall(newborn.life, birth)
+        except OSError:  # it has been killed, as its exit code will say
+            pass
+        except BaseException:
+            newborn.end()
+            raise
+        newborn.life.close()
+
+    async def _order(self, private: int) -> None:
+        """Ask for a process with this socket. Raises NotStarted."""
+        try:
+            socket.send_fds(self._ours, [ORDER], [private])
         except OSError as error:  # thousands of orders wait, or no descriptors are left
             raise NotStarted(error.strerror) from None
 
     def _drop_orders(self) -> None:
         """Drop the orders that nobody takes: they hold descriptors. A start that still waits for one fails, and is
         tried again."""
-        room = socket.CMSG_LEN(NUM_DESCRIPTORS * array("i").itemsize)
+        room = socket.CMSG_LEN(array("i").itemsize)
         while True:
             try:  # not `recv_fds`, which drops its flags before Python 3.12
                 _, told, _, _ = self._theirs.recvmsg(len(ORDER), room, socket.MSG_DONTWAIT)

@@ -12,8 +12,12 @@ import msgspec
 DESCRIPTOR = "PADDOCK_FORK_SOCKET"
 """Variable with the number of the descriptor on which the process that forks gets its orders."""
 
-ORDER, NUM_DESCRIPTORS = b"w", 2
-"""The message that asks for a process. Its two descriptors: the private socket, and where the process writes output."""
+ORDER = b"w"
+"""The message that asks for a process. With it comes a descriptor: the private socket."""
+
+OUTPUT = b"o"
+"""The first message over the private socket, before the process's identity. With it comes a descriptor: where the
+process writes output."""
 
 PID_BYTES = 16
 """Bytes of a process id in decimal, padded with spaces: the first that a forked process sends."""

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from workers.forkserver.helpers import HelpersAhead
-from workers.forkserver.messages import PID_BYTES, Birth, read_to_end
+from workers.forkserver.messages import OUTPUT, PID_BYTES, Birth, read_to_end
 from workers.process.standard_streams import STDERR, STDIN, STDOUT
 
 ADOPTED_S = 10.0
 """Maximum seconds until the supervisor is this process's parent. It takes less than a millisecond."""
 ADOPTED_LOOK_S = 0.0002
+IN_A_HURRY_S = 0.05
+"""Seconds within which a process gets its identity that was forked because it is needed."""
 
 PR_SET_NAME = 15
 AS_SERVER, AS_WORKER = b"workers.forkserver\0", b"workers.cli\0worker\0"
@@ -28,28 +32,33 @@ ARG_START, ARG_END = 48, 49
 """Positions in `/proc/self/stat` of the addresses between which the kernel finds the command line. Source: proc(5)."""
 
 
-def begin(supervisor: int, private: int, output: int) -> HelpersAhead | None:
+def begin(supervisor: int, private: int, rehearse: Callable[[], None]) -> HelpersAhead | None:
     """Make this process a worker's, with the environment that the supervisor (a process id) sends; return the helper
     processes that it has. None: nobody wants it any more.
 
-    `private`: descriptor of the socket to the supervisor; `output`: where standard output and error go."""
+    `private`: descriptor of the socket to the supervisor. `rehearse` is called if nobody waits for the worker yet."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
-    for given, number in ((null, STDIN), (output, STDOUT), (output, STDERR)):
-        os.dup2(given, number)
+    for number in (STDIN, STDOUT, STDERR):
+        os.dup2(null, number)
     os.close(null)
-    os.close(output)
     with socket.socket(fileno=private) as life:
         if not _is_adopted(supervisor):
             return None
         helpers = HelpersAhead.forked()  # before this process has secrets
         try:
             life.sendall(str(os.getpid()).encode().ljust(PID_BYTES))
+            if not select.select([life], [], [], IN_A_HURRY_S)[0]:
+                rehearse()
+            _, outputs, _, _ = socket.recv_fds(life, len(OUTPUT), 1)
             told = read_to_end(life)
         except OSError:
-            told = b""
-    if not told:
+            outputs, told = [], b""
+    if not told or not outputs:
         return None
+    for number in (STDOUT, STDERR):
+        os.dup2(outputs[0], number)
+    os.close(outputs[0])
     birth = msgspec.msgpack.decode(told, type=Birth)
     os.environ.clear()
     os.environ.update(birth.environment)

@@ -10,7 +10,7 @@ import mmap
 import re
 import struct
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -150,17 +150,19 @@ class _Reader:
         self.skip(0)
 
 
-def read_header(path: Path) -> GgufHeader:
+def read_header(path: Path, read: Callable[[Path], GgufHeader] | None = None) -> GgufHeader:
     """Read and check the header of `path`, and of the other parts of a split file. Raises ModelError.
 
-    The check covers magic, version and that every tensor ends before the file does."""
-    header = _read_one(path)
+    The check covers magic, version and that every tensor ends before the file does. `read` reads that of one file;
+    None: `read_file`."""
+    read = read or read_file
+    header = read(path)
     parts = header.number("split.count") or 1
     match = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", path.name)
     if parts > 1 and match:
         tensors = dict(header.tensors)
         for part in range(2, parts + 1):
-            tensors |= _read_one(path.with_name(f"{match[1]}{part:05d}{match[2]}")).tensors
+            tensors |= read(path.with_name(f"{match[1]}{part:05d}{match[2]}")).tensors
         header = replace(header, tensors=tensors)
     return header
 
@@ -182,7 +184,8 @@ def parse_header(path: Path, data: bytes, size: int) -> GgufHeader:
     return _guarded(path, data, size)
 
 
-def _read_one(path: Path) -> GgufHeader:
+def read_file(path: Path) -> GgufHeader:
+    """Read and check the header of one file, whether or not it is a part of a split one. Raises ModelError."""
     try:
         with open_regular(path) as file:
             size = file.seek(0, 2)

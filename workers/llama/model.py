@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from workers.llama.control_vectors import ControlVector, read_control_vectors
 from workers.llama.gguf import GgufHeader, read_header
+from workers.llama.header_cache import HeaderCache
 from workers.llama.model_params import ModelParams, check_rope, start_numa
 from workers.llama.native import ModelError, ModelTooLarge, NativeOwner, closed_on_error, native_log
 from workers.llama.overrides import Overrides, check_token_ids, fitted_overrides, overridden
@@ -82,14 +83,15 @@ class Model(NativeOwner):
         *,
         allocate: bool = True,
         on_progress: Callable[[float], None] | None = None,
+        headers: HeaderCache | None = None,
     ) -> Model:
         """Load the weights; takes as long as reading the file, and a second more where metadata or tensors are
         overridden. Raises ModelError, ModelTooLarge.
 
         `allocate`: False loads the vocabulary only, and takes no memory for weights and KV cells, so that nothing can
-        be computed; settings must not map the file then."""
+        be computed; settings must not map the file then. `headers`: where the file's header may be kept."""
         loaded_at = time.time()
-        header = read_header(path)
+        header = read_header(path) if headers is None else headers.read(path)
         _check_kind(path, header)
         log = native_log()
         start_numa(settings.numa)

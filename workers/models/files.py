@@ -7,12 +7,15 @@ worker for good.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
 import os
 import re
+import secrets
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -126,6 +129,44 @@ def sha256_of(path: Path) -> str:
 def bytes_in(folder: Path) -> int:
     """Return the number of bytes of all files in a folder and below it; links count nothing."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+FRESH_NS = 2_000_000_000
+"""For so many nanoseconds after a file changed, nothing that was read of it is remembered: a new change may not show in
+its times."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """Facts that show whether a file changed. Programs can set the modification time but not the change time."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    device: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileState:
+        status = path.stat()
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
+
+    def text(self) -> str:
+        return f"{self.size} {self.mtime_ns} {self.ctime_ns} {self.inode} {self.device}"
+
+
+def replace_file(file: Path, data: bytes) -> None:
+    """Write a file that its user alone may read, whole or not at all. Raises OSError; nothing is left of it then."""
+    temporary = file.with_name(f".{file.name}-{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as written:
+            written.write(data)
+        temporary.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 class NotAFile(OSError):

@@ -99,7 +99,9 @@ class Supervisor:
         self._logs = settings.state_dir / "logs"
         self._outputs: dict[str, Output] = {}
         self._black_boxes: dict[str, black_box.BoxReader] = {}
-        self._forks = ForkServer(self._logs, console, environment) if settings.fork_workers and CAN_FORK else None
+        self._forks: ForkServer | None = None
+        if settings.fork_workers and CAN_FORK:
+            self._forks = ForkServer(self._logs, console, environment, forks_ahead=chooser is not None)
         self._wanted = tuple(workers)
         self._posts = {worker.name: self._post(worker) for worker in workers}
         self._changed = asyncio.Event()

@@ -22,6 +22,7 @@ from tests.integration.supervisor.test_catalog_changes import boots, station_of
 from tests.support.redis_server import RedisServer
 from tests.support.stack import ROOT
 from workers.forkserver.client import ForkedProcess, ForkServer
+from workers.forkserver.helpers import NUM_AHEAD
 from workers.protocol.exits import Exit
 from workers.supervisor.output import Console
 from workers.supervisor.processes import Recipe, reap_strays
@@ -103,10 +104,12 @@ def test_workers_are_programs_where_the_setting_says_so(
 class Forking:
     """A process that forks, under test, and what was said about it."""
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, environment: dict[str, str], *, forks_ahead: bool) -> None:
         self.terminal = io.StringIO()
         self.environment = environment
-        self.server = ForkServer(folder, Console("info", partial(print, file=self.terminal)), environment)
+        console = Console("info", partial(print, file=self.terminal))
+        self.server = ForkServer(folder, console, environment, forks_ahead=forks_ahead)
+        self.pids: list[int] = []
 
     async def run(self, argv: tuple[str, ...], **variables: str) -> tuple[bool, int, str]:
         """Return whether the process was forked, its exit code, and its output."""
@@ -117,14 +120,30 @@ class Forking:
                 process = await self.server.start(recipe, write_end)
             finally:
                 os.close(write_end)
+            self.pids.append(process.pid)
             code = await process.wait()
             return isinstance(process, ForkedProcess), code, (await asyncio.to_thread(output.read)).decode()
 
+    async def forked_ahead(self) -> psutil.Process:
+        """Wait until a process without identity is there, and return it."""
+        async with asyncio.timeout(30):
+            while True:
+                for child in psutil.Process().children():
+                    with suppress(psutil.Error):  # it has just ended
+                        if child.pid not in (self.server.pid, *self.pids) and is_forked_ahead(child):
+                            await asyncio.sleep(0.2)  # it tells its process id now
+                            return child
+                await asyncio.sleep(0.02)
+
+
+def is_forked_ahead(process: psutil.Process) -> bool:
+    return process.cmdline()[-1:] == ["workers.forkserver"] and len(process.children()) == NUM_AHEAD
+
 
 @asynccontextmanager
-async def forks(folder: Path, **variables: str) -> AsyncIterator[Forking]:
+async def forks(folder: Path, *, forks_ahead: bool = False, **variables: str) -> AsyncIterator[Forking]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PADDOCK_")}
-    made = Forking(folder, {**clean, **variables})
+    made = Forking(folder, {**clean, **variables}, forks_ahead=forks_ahead)
     async with asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(made.server.keep())
         try:
@@ -172,6 +191,38 @@ async def test_orders_outlive_the_process_that_should_take_them(tmp_path: Path) 
         await asyncio.sleep(0.1)
         os.kill(made.server.pid, signal.SIGKILL)
         assert (await running)[:2] == (True, Exit.USAGE)
+
+
+async def test_the_next_worker_is_forked_ahead(tmp_path: Path) -> None:
+    async with forks(tmp_path, forks_ahead=True) as made:
+        for _ in range(2):
+            waiting = await made.forked_ahead()
+            assert os.getpgid(waiting.pid) == waiting.pid
+            forked, code, told = await made.run(WORKER, PADDOCK_MODEL="none.gguf")
+            assert (forked, code) == (True, Exit.USAGE)
+            assert told.startswith("paddock: redis_url is unset")
+            assert made.pids[-1] == waiting.pid
+        assert (await made.run(WORKER))[:2] == (True, Exit.USAGE), "and another one before there is one again"
+        killed = await made.forked_ahead()
+        killed.kill()
+        os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+        assert (await made.run(WORKER))[:2] == (True, Exit.USAGE)
+        assert made.pids[-1] != killed.pid
+        last = await made.forked_ahead()
+        helpers = last.children()
+        assert made.terminal.getvalue() == ""
+    assert not last.is_running()
+    _, alive = psutil.wait_procs(helpers, timeout=10)
+    assert not alive
+
+
+async def test_a_process_that_was_forked_ahead_outlives_the_process_that_forks(tmp_path: Path) -> None:
+    async with forks(tmp_path, forks_ahead=True) as made:
+        waiting = await made.forked_ahead()
+        assert made.server.pid is not None
+        os.kill(made.server.pid, signal.SIGKILL)
+        assert (await made.run(WORKER))[:2] == (True, Exit.USAGE)
+        assert made.pids == [waiting.pid]
 
 
 async def test_what_a_dead_worker_leaves_is_reaped(tmp_path: Path) -> None:

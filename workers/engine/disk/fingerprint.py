@@ -15,20 +15,17 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from workers.llama.gguf import GgufHeader
 from workers.llama.native import build_id
-from workers.models.files import open_regular
+from workers.models.files import FRESH_NS, FileState, open_regular, replace_file
 from workers.models.spec import LlamaSettings
 
 CHUNK_BYTES = 8 << 20
@@ -37,9 +34,6 @@ CHUNK_BYTES = 8 << 20
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 16 << 10
 """Bytes of each sample of a file that `system_fingerprint` reads. Few, since a starting worker waits for it."""
-
-FRESH_NS = 2_000_000_000
-"""For so many nanoseconds after a file changed, its hash is not remembered: a new change may not show in its times."""
 
 MOST_REMEMBERED = 64
 """Maximum number of files whose hashes are remembered; the oldest are forgotten."""
@@ -58,25 +52,6 @@ vectors count by their contents, not by the paths of their files."""
 
 class ModelChanged(RuntimeError):
     """Raised if a file of the model has changed since it was loaded, or changes now; the message says which."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileState:
-    """Facts that show whether a file changed. Programs can set the modification time but not the change time."""
-
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-    device: int
-
-    @classmethod
-    def of(cls, path: Path) -> FileState:
-        status = path.stat()
-        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
-
-    def text(self) -> str:
-        return f"{self.size} {self.mtime_ns} {self.ctime_ns} {self.inode} {self.device}"
 
 
 def context_facts(
@@ -169,13 +144,9 @@ class ModelHashes:
         known.pop(f"{path}", None)
         kept = dict([*known.items()][1 - MOST_REMEMBERED :])
         kept[f"{path}"] = (state.text(), digest)
-        temporary = self._file.with_name(f".{self._file.name}-{secrets.token_hex(4)}")
         with contextlib.suppress(OSError):  # it is only remembered for speed
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(kept))
-            temporary.replace(self._file)
+            replace_file(self._file, msgspec.json.encode(kept))
 
 
 def _sha256(path: Path, size: int, stop: Callable[[], bool]) -> str | None:
