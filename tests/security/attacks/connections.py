@@ -222,7 +222,8 @@ async def _trickled_messages(target: Target) -> None:
             writers.append(writer)
         for _ in range(NUM_PARTS):
             for writer in writers:
-                writer.write(part)
+                if not writer.is_closing():  # cut by the gateway
+                    writer.write(part)
             await asyncio.sleep(TRICKLE_S)
 
 
