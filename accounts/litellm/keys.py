@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from accounts.access import rights
+from accounts.access import records, rights
 from accounts.access.keys import Key, Keys
-from accounts.access.records import TEAM, USER
+from accounts.access.records import KEY, TEAM, USER
 from accounts.access.rights import Actor
 from accounts.access.subjects import Subjects
 from accounts.api.api import MANAGERS, USERS, AdminRequest, RouteRow, answer, read_object, read_query
@@ -79,12 +79,12 @@ class LiteLlmKeys:
     def info(self, request: AdminRequest) -> Response:
         actor = rights.actor_of(request.caller)
         asked = read_query(request, KeyQuery).key or actor.key
-        found = self._keys.show(actor, self._name_of(asked))
+        found = self._keys.show(actor, self._name_of(actor, asked))
         return answer({"key": asked, "info": self._shown(found)})
 
     def update(self, request: AdminRequest) -> Response:
         body, actor = read_object(request), rights.actor_of(request.caller)
-        name = self._named(body)
+        name = self._named(actor, body)
         before = self._keys.show(actor, name)
         changed, _ = self._keys.update(actor, name, self._changed_fields(actor, body, before))
         return answer({"key": body["key"], **self._shown(changed)})
@@ -100,7 +100,7 @@ class LiteLlmKeys:
         named = [*bodies.texts_of(body, "keys"), *bodies.texts_of(body, "key_aliases")]
         if not named:
             raise Invalid("`keys` or `key_aliases` is missing: a list.", param="keys")
-        for name in [self._name_of(key) for key in named]:
+        for name in [self._name_of(actor, key) for key in named]:
             self._keys.delete(actor, name)
         return answer({"deleted_keys": named})
 
@@ -136,7 +136,7 @@ class LiteLlmKeys:
 
     def _by_name(self, actor: Actor, given: str) -> list[Key]:
         try:
-            return [self._keys.show(actor, self._name_of(given))]
+            return [self._keys.show(actor, self._name_of(actor, given))]
         except Missing:
             return []
 
@@ -144,29 +144,31 @@ class LiteLlmKeys:
         body, actor = read_object(request), rights.actor_of(request.caller)
         grace = body.pop("grace_period", None)
         grace_s = 0.0 if grace in (None, "", "0s") else bodies.seconds_of(grace, "grace_period")
-        name = self._name_of(request.path["key"]) if "key" in request.path else self._named(body)
+        name = self._name_of(actor, request.path["key"]) if "key" in request.path else self._named(actor, body)
         if fields := self._changed_fields(actor, body, self._keys.show(actor, name)):
             self._keys.update(actor, name, fields)
         minted = self._keys.rotate(actor, name, grace_s, request.headers.get("idempotency-key", ""))
         return answer(self._generated(minted.key, minted.secret))
 
     def _block(self, request: AdminRequest, blocked: bool) -> Response:
-        name = self._named(read_object(request))
-        changed, _ = self._keys.block(rights.actor_of(request.caller), name, blocked)
+        actor = rights.actor_of(request.caller)
+        changed, _ = self._keys.block(actor, self._named(actor, read_object(request)), blocked)
         return answer(self._shown(changed))
 
-    def _named(self, body: Mapping[str, Any]) -> str:
+    def _named(self, actor: Actor, body: Mapping[str, Any]) -> str:
         """Return the name of the key that a body names. Raises Invalid, Missing."""
         key = body.get("key")
         if not isinstance(key, str) or not key:
             raise Invalid("`key` is missing: the key, or what `token` or `key_alias` was in an answer.", param="key")
-        return self._name_of(key)
+        return self._name_of(actor, key)
 
-    def _name_of(self, given: str) -> str:
-        """Return the name of a key: it is given itself, or by its hash, its name or its alias. Raises Missing."""
+    def _name_of(self, actor: Actor, given: str) -> str:
+        """Return the name of a key: it is given itself, or by its hash, its name or its alias. Raises Missing, also if
+        the caller may not see it: that it exists is not told."""
         with self._database.reading() as connection:
             name = find_key(connection, given) or find_key(connection, name_of(given, "key") or "")
-        if name is None:
+            found = None if name is None else records.find(connection, KEY, name)
+        if name is None or found is None or not rights.sees_key(actor, found.record):
             raise Missing("There is no such key. Send the key itself, or its `token` or `key_alias`.")
         return name
 

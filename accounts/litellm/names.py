@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import Connection, select
 
 from accounts.access.records import Kind, RecordT, Stored
 from accounts.access.rights import Actor
@@ -24,10 +24,13 @@ def name_of(alias: object, field: str) -> str | None:
 
 
 def find_key(connection: Connection, given: str) -> str | None:
-    """Return the name of the key that is given itself, by its hash or by its name; None: there is none."""
-    is_it = or_(api_keys.c.sha256.in_((digest(given), given)), api_keys.c.name == given)
-    found = connection.execute(select(api_keys.c.name).where(is_it)).scalar()
-    return None if found is None else str(found)
+    """Return the name of the key that is given itself, by its hash or, if it is none of these, by its name; None: there
+    is none. Names are chosen: one that is the hash of another key must not stand for that."""
+    for is_it in (api_keys.c.sha256.in_((digest(given), given)), api_keys.c.name == given):
+        found = connection.execute(select(api_keys.c.name).where(is_it)).scalar()
+        if found is not None:
+            return str(found)
+    return None
 
 
 def find_subject(subjects: Subjects, actor: Actor, kind: Kind[RecordT], given: str) -> Stored[RecordT]:

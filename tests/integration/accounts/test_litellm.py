@@ -64,6 +64,34 @@ async def test_a_keys_life(api: AdminApi, mirror: redis.asyncio.Redis) -> None:
     await api.refused(404, "GET", f"/key/info?key={anew['key']}")
 
 
+async def test_a_name_that_is_another_keys_hash_stands_for_its_own_key(api: AdminApi) -> None:
+    """Whoever held a stolen key made one that was named as its hash, and that was blocked in its place."""
+    await api.post("/team/new", {"team_alias": "red"})
+    await api.post("/admin/keys", {"name": "boss", "team": "red", "role": "manager"})
+    manager = caller_of("boss", "red", "manager")
+    stolen = await api.post("/key/generate", {"key_alias": "zz-stolen", "team_id": "red"})
+    for named in (digest(stolen["key"]), stolen["key"]):
+        await api.post("/key/generate", {"key_alias": named}, manager)
+    await api.patch("/admin/keys/zz-stolen", {"limits": {"requests_per_minute": 9}})  # it lies behind the others then
+    for named in (digest(stolen["key"]), stolen["key"]):
+        assert (await api.get(f"/key/info?key={named}"))["info"]["key_alias"] == "zz-stolen"
+    assert (await api.post("/key/block", {"key": digest(stolen["key"])}))["key_alias"] == "zz-stolen"
+
+
+async def test_whether_a_key_of_another_team_exists_is_not_told(api: AdminApi) -> None:
+    for team in ("red", "blue"):
+        await api.post("/team/new", {"team_alias": team})
+    made = await api.post("/key/generate", {"key_alias": "ci", "team_id": "blue"})
+    for role in ("manager", "user"):
+        await api.post("/admin/keys", {"name": f"a-{role}", "team": "red", "role": role})
+    manager, user = caller_of("a-manager", "red", "manager"), caller_of("a-user", "red", "user")
+    unknown = await api.refused(404, "GET", "/key/info?key=nobodys", None, user)
+    for given in ("ci", made["key"], digest(made["key"])):
+        assert await api.refused(404, "GET", f"/key/info?key={given}", None, user) == unknown
+        for path, body in (("block", {"key": given}), ("update", {"key": given}), ("delete", {"keys": [given]})):
+            assert await api.refused(404, "POST", f"/key/{path}", body, manager) == unknown
+
+
 async def test_a_teams_life(api: AdminApi) -> None:
     await api.post("/admin/users", {"name": "ann"})
     body = {"team_id": "red", "members_with_roles": [{"role": "admin", "user_id": "ann"}], "tpm_limit": 5}
