@@ -78,7 +78,6 @@ def files_of(spec: ModelSpec) -> Iterator[Path]:
     for adapter in spec.adapters:
         if adapter.path:
             yield Path(adapter.path).expanduser()
-    yield from (Path(adapter.path) for adapter in spec.adapters if adapter.path)
 
 
 def believed(taken: int, swapped: int, predicted: Footprint, *, has_served: bool) -> int | None:

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from workers.footprint.footprint import Footprint, Share
-from workers.footprint.learned import FILE, MOST_BYTES, MOST_KEPT, Learned, believed, key_of
-from workers.models.spec import ModelSpec
+from workers.footprint.learned import FILE, MOST_BYTES, MOST_KEPT, Learned, believed, files_of, key_of
+from workers.models.spec import AdapterSpec, ModelSpec
 
 TOLD = Footprint(host=Share(weights=600, other=400), gpus=(Share(weights=900, other=100),))
 
@@ -18,6 +18,12 @@ TOLD = Footprint(host=Share(weights=600, other=400), gpus=(Share(weights=900, ot
 @pytest.fixture
 def learned(tmp_path: Path) -> Learned:
     return Learned(tmp_path / FILE)
+
+
+def test_each_file_of_a_model_is_named_once(tmp_path: Path) -> None:
+    model, adapter = tmp_path / "model.gguf", tmp_path / "adapter.gguf"
+    spec = ModelSpec(name="m", path=str(model), adapters=(AdapterSpec(name="a", path=str(adapter)),))
+    assert [*files_of(spec)] == [model, adapter]
 
 
 def totals(footprint: Footprint) -> tuple[int, ...]:
