@@ -51,7 +51,6 @@ def test_gateways_are_ready_without_models_that_calls_load() -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"residency": {"idle": "sleep"}}, r"models\[0\] .*: `residency.idle` is sleep, and without `ttl_s`"),
         ({"residency": {"idle": "sleep", "ttl_s": 9, "min": 1}}, r"models\[0\] .*: .* is sleep, and `min` keeps"),
         ({"residency": {"min": 2}}, r"models\[0\] .*: `residency.min` is 2 and at most 1 may run"),
         ({"residency": {"min": 3, "max": 2}}, "lower `min`, or raise `residency.max`"),

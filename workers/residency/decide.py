@@ -12,7 +12,7 @@ from functools import partial
 
 from workers.protocol.residency import Why
 from workers.residency.eviction import Cost, Evictions, Leaver, cost_of, fewest, keeps
-from workers.residency.leaving import dismiss, leave_by_rule, retire
+from workers.residency.leaving import dismiss, leave_by_rule, may_sleep, retire
 from workers.residency.packing import Room, estimate, largest_room, pack
 from workers.residency.picture import CPU, Machine, Model, Need, Picture, Share, Worker
 from workers.residency.plan import Plan, Reserve, Start, Wait
@@ -23,6 +23,8 @@ from workers.residency.wishes import Wish, count_wanted, find_wishes, first_of
 MAX_ROOMS, MAX_LOOKS = 4, 8
 """For how many models one plan makes room, and on how many machines it looks for one at least, those first where it may
 cost least: so that a plan for a large fleet is made in milliseconds."""
+
+_Rank = tuple[int, int, float, int, bool, float]
 
 Places = Mapping[str, tuple[Share, ...]]
 """Model -> what its new worker takes of each device of a machine."""
@@ -196,21 +198,32 @@ def _coming(scene: Scene, wish: Wish, machines: Sequence[Machine]) -> _Option | 
 
 
 def _cheapest(scene: Scene, evictions: Evictions, wish: Wish, machines: Sequence[Machine]) -> _Option | None:
-    """Return the cheapest way to make room for a wish; None: there is none now."""
-    best: _Option | None = None
-    possible: list[tuple[Cost, int]] = []
+    """Return the cheapest way to make room for a wish, of equally costly ones where its model sleeps; None: there is
+    none now."""
+    asleep_on = scene.models[wish.model].asleep_on
+    best: tuple[_Rank, _Option] | None = None
+    possible: list[tuple[_Rank, int]] = []
     for number, machine in enumerate(machines):
         if _fits(scene, _missing(scene, wish, machine), machine, *evictions.most_room(machine.id, wish)):
-            possible.append((evictions.least_cost(machine.id, wish), number))
+            possible.append((_rank(evictions.least_cost(machine.id, wish), machine.id in asleep_on), number))
     for num_looks, (bound, number) in enumerate(sorted(possible)):
-        if best is not None and (best.cost <= bound or num_looks >= MAX_LOOKS):
+        if best is not None and (best[0] <= bound or num_looks >= MAX_LOOKS):
             break
         machine = machines[number]
         ranked = evictions.leavers(machine.id, wish)
         option = _room_on(scene, machine, _missing(scene, wish, machine), ranked) if ranked else None
-        if option is not None and (best is None or option.cost < best.cost):
-            best = option
-    return best
+        if option is not None:
+            rank = _rank(option.cost, machine.id in asleep_on)
+            if best is None or rank < best[0]:
+                best = rank, option
+    return None if best is None else best[1]
+
+
+def _rank(cost: Cost, is_asleep: bool) -> _Rank:
+    """Return what ways to make room are compared by: the cost, but before who was used longest ago whether the wanted
+    model sleeps there."""
+    num_busy, num_new, priority, num_workers, idle_since = cost
+    return num_busy, num_new, priority, num_workers, not is_asleep, idle_since
 
 
 def _room_on(scene: Scene, machine: Machine, models: Sequence[str], ranked: list[Leaver]) -> _Option | None:
@@ -264,6 +277,7 @@ def _with(room: Room, leaving: Iterable[Leaver]) -> dict[str, int]:
 
 def _make_room(scene: Scene, wish: Wish, option: _Option) -> None:
     """Let workers leave for a wish, and keep their memory for it."""
+    sleepers = _sleepers(scene, option)
     for leaver in option.leavers:
         for worker in leaver.workers:
             why = Why.of("it leaves for ", (wish.model,), ": ", *wish.why.parts)
@@ -271,7 +285,8 @@ def _make_room(scene: Scene, wish: Wish, option: _Option) -> None:
                 pass  # It leaves already, for another reason.
             elif not leaver.is_busy:
                 idle = seconds(scene.now - worker.idle_since)
-                dismiss(scene, worker, Why.of(f"idle for {idle}, ", *why.parts), wanted_by=wish.model)
+                why = Why.of(f"idle for {idle}, ", *why.parts)
+                dismiss(scene, worker, why, wanted_by=wish.model, sleeps=worker.id in sleepers)
             elif worker.status == "ready":
                 scene.actions.append(Reserve(worker.id, worker.model, wish.model, why))
             scene.leave(worker)
@@ -281,6 +296,31 @@ def _make_room(scene: Scene, wish: Wish, option: _Option) -> None:
         scene.started_on[option.machine.id].append(model)
         scene.promised.add(model)
     scene.wait(_freeing(scene, wish, option))
+
+
+def _sleepers(scene: Scene, option: _Option) -> set[str]:
+    """Return the workers that leave now and whose models are to sleep: main memory has room for their weights beside
+    what is loaded there, the wish included, and what sleeps already. Where models run in main memory, that is seldom so
+    but for a rule."""
+    leaving = [worker for leaver in option.leavers if not leaver.is_busy for worker in leaver.workers]
+    able = [worker for worker in leaving if worker.id not in scene.leaving and may_sleep(scene, worker)]
+    if not able:
+        return set()
+    machine, found = option.machine.id, set[str]()
+    shares = [share for places in option.places.values() for share in places]
+    # A worker in main memory takes the very pages that are kept of its model.
+    wakes = option.places.keys() if all(share.device == CPU for share in shares) else ()
+    asleep = [model for model in scene.picture.models if machine in model.asleep_on and model.name not in wakes]
+    room = _with(scene.ledger.coming[machine], option.leavers)[CPU] - scene.asleep_bytes.get(machine, 0)
+    room -= sum(share.bytes for share in shares if share.device == CPU)
+    room -= sum(model.need_on(machine).weight_bytes for model in asleep)
+    for worker in able:
+        size = scene.models[worker.model].need_on(machine).weight_bytes
+        if 0 < size <= room:
+            found.add(worker.id)
+            room -= size
+            scene.asleep_bytes[machine] = scene.asleep_bytes.get(machine, 0) + size
+    return found
 
 
 def _freeing(scene: Scene, wish: Wish, option: _Option) -> Wait:

@@ -32,6 +32,8 @@ class ActionData(TypedDict, total=False):
     wanted_by: str
     replaces: str
     """Id of the worker whose place it takes; empty: it takes nobody's."""
+    sleeps: bool
+    """Whether the model's weights stay in main memory."""
     reason: str
     is_hopeless: bool
     until: float | None
@@ -69,7 +71,7 @@ def _action(action: Action) -> ActionData:
             data["machine"], data["bytes"] = action.machine, _bytes(action.shares)
             data["replaces"] = action.replaces
         case Stop():
-            data["bytes"] = _bytes(action.frees)
+            data["bytes"], data["sleeps"] = _bytes(action.frees), action.sleeps
         case Wait():
             data["reason"], data["until"] = action.reason, action.until
             data["is_hopeless"] = action.reason in HOPELESS
@@ -126,7 +128,8 @@ def _sentence(action: Action, now: float) -> str:
             return f"Start {action.model} on {action.machine}{beside} ({where}): {action.why.whole}."
         case Stop():
             freed = ", ".join(f"{gib(share.bytes)} on {share.device}" for share in action.frees)
-            return f"Stop {action.model} ({action.worker}), which frees {freed}: {action.why.whole}."
+            kept = ", and keep its weights in main memory" if action.sleeps else ""
+            return f"Stop {action.model} ({action.worker}), which frees {freed}{kept}: {action.why.whole}."
         case Drain():
             return f"Let the calls of {action.model} ({action.worker}) end: {action.why.whole}."
         case Reserve():

@@ -118,8 +118,17 @@ def _past_ttl(scene: Scene, name: str) -> None:
         for each in unit:
             if each.id not in scene.leaving:
                 idle = seconds(scene.now - each.idle_since)
-                sleeps = scene.models[each.model].policy.idle == "sleep" and scene.count_usable(each.model) == 1
-                dismiss(scene, each, Why.of((each.model,), f" has had no call for {idle}"), sleeps=sleeps)
+                why = Why.of((each.model,), f" has had no call for {idle}")
+                dismiss(scene, each, why, sleeps=may_sleep(scene, each))
+
+
+def may_sleep(scene: Scene, worker: Worker) -> bool:
+    """Return whether the catalog lets a worker's model sleep once that has left: no other worker of it stays, and the
+    files in memory would be those that it loads again."""
+    model = scene.models.get(worker.model)
+    if model is None or model.policy.idle != "sleep" or worker.is_stale or worker.status == "loading":
+        return False
+    return all(other.id == worker.id for other in scene.usable(worker.model))
 
 
 def _is_past_ttl(scene: Scene, worker: Worker) -> bool:

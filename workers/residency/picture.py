@@ -67,6 +67,8 @@ class Need:
     """Whether more GPUs may be taken if `num_gpus` is 1 and none is large enough."""
     split: tuple[float, ...] = ()
     """Proportions among the GPUs (`tensor_split`); empty: as their free memory."""
+    weight_bytes: int = 0
+    """Its weights, which stay in main memory while the model sleeps, wherever the worker had them; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Stop:
     wanted_by: str = ""
     """The model that takes its place; empty: it leaves for its own reasons."""
     sleeps: bool = False
-    """Whether the model's weights are to stay in main memory."""
+    """Whether the model's weights are to stay in main memory, as far as that is not needed when it leaves."""
 
 
 @dataclass(frozen=True, slots=True)

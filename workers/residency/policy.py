@@ -41,8 +41,8 @@ class Residency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     idle: Annotated[
         Literal["unload", "sleep"],
         Meta(
-            description="what becomes of the model after `ttl_s`. `sleep`: its last worker leaves, and its weights "
-            "stay in main memory until that is needed"
+            description="what becomes of the model after `ttl_s`, or when another one takes its place. `sleep`: its "
+            "last worker leaves, and its weights stay in main memory until that is needed"
         ),
     ] = "unload"
     priority: Annotated[int, Meta(ge=-100, le=100, description="models of a higher one load first and leave last")] = 0
@@ -123,8 +123,6 @@ def own_faults(residency: Residency, workers: int) -> Iterator[str]:
         yield f"`residency.min` is {residency.min} and at most {most} may run; lower `min`, or raise `residency.max`"
     if residency.preload and residency.min:
         yield "`residency.preload` has no use beside a `min`, whose workers load at the start; remove one of the two"
-    if residency.idle == "sleep" and not residency.ttl_s:
-        yield "`residency.idle` is sleep, and without `ttl_s` the model is never idle long enough; set `ttl_s`"
     if residency.idle == "sleep" and residency.min:
         yield "`residency.idle` is sleep, and `min` keeps a worker loaded; remove one of the two"
     if residency.pinned and residency.ttl_s:

@@ -46,6 +46,8 @@ class Scene:
         """Model -> workers that this plan starts."""
         self.started_on: dict[str, list[str]] = {machine: [] for machine in self.machines}
         """Machine -> models that this plan starts there, or promises a place."""
+        self.asleep_bytes: dict[str, int] = {}
+        """Machine -> weights of models that this plan lets sleep there."""
         self.promised: set[str] = set()
         """Models that memory which is being freed is kept for."""
         self.actions: list[Action] = []

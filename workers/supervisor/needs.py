@@ -216,8 +216,9 @@ def bounds_of(settings: SupervisorSettings) -> Bounds:
 def need_of(footprint: Footprint, spec: ModelSpec) -> Need:
     """Return a footprint in the form that residency is decided by. Memory that a worker takes only later counts."""
     host = footprint.host.total + footprint.growth
+    weights = sum((share.weights for share in footprint.gpus), footprint.host.weights)
     if not footprint.gpus:
-        return Need(cpu_bytes=host, num_gpus=spec.gpus)
+        return Need(cpu_bytes=host, num_gpus=spec.gpus, weight_bytes=weights)
     total = sum((share.weights + share.cells for share in footprint.gpus), start=0)
     return Need(
         gpu_bytes=total,
@@ -226,6 +227,7 @@ def need_of(footprint: Footprint, spec: ModelSpec) -> Need:
         num_gpus=spec.gpus,
         can_split=spec.llama.split_mode != "none",
         split=tuple(spec.llama.tensor_split),
+        weight_bytes=weights,
     )
 
 

@@ -84,6 +84,29 @@ def test_a_model_sleeps_wakes_and_is_unloaded(
     wait_until(lambda: not keepers_of(station.popen.pid), station.text)
 
 
+def test_a_model_that_gives_way_to_another_sleeps_and_wakes(
+    programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
+) -> None:
+    """There is memory for the weights of both, but one place."""
+    sleeps = {**LAZY, "idle": "sleep"}
+    catalog.write(catalog.entry("a", residency=sleeps), catalog.entry("b", residency=sleeps), models_max=1)
+    station, crowd = station_of(programs, server, catalog), Crowd(client)
+    crowd.wait_for("a")
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    crowd.wait_for("b")
+    wait_until(lambda: is_loaded(server, crowd, "b"), station.text)
+    wait_until(lambda: states(client)["a"].status == "sleeping", station.text)
+    (first,) = keepers_of(station.popen.pid)
+    crowd.wait_for("a")
+    wait_until(lambda: is_loaded(server, crowd, "a"), station.text)
+    wait_until(lambda: states(client)["b"].status == "sleeping", station.text)
+    wait_until(lambda: first not in keepers_of(station.popen.pid), station.text)
+    assert len(keepers_of(station.popen.pid)) == 1, "it holds the weights of b, and the worker those of a"
+    client.set(keys.unloaded("b"), 1, px=5000)
+    wait_until(lambda: states(client)["b"].status == "unloaded", station.text)
+    wait_until(lambda: not keepers_of(station.popen.pid), station.text)
+
+
 def test_what_a_supervisor_keeps_ends_with_it_and_when_it_is_killed(
     programs: Programs, server: RedisServer, catalog: Catalog, client: redis.Redis
 ) -> None:

@@ -33,11 +33,18 @@ def machine(name: str = "m", gpus: tuple[float, ...] = (24,), host: float = 64, 
     return Machine(name, (*devices, Device(CPU, int(host * GIB))), **more)
 
 
-def model(name: str, gib: float = 10, *, need: Need | None = None, workers: int = 1, **policy: Any) -> Model:
-    """Return a model that takes so much of a GPU, or of the host where there is none."""
+def model(
+    name: str, gib: float = 10, *, need: Need | None = None, workers: int = 1, weights: float = 0, **policy: Any
+) -> Model:
+    """Return a model that takes so much of a GPU, or of the host where there is none. `weights`: GiB."""
     more = {field: policy.pop(field) for field in ("machines", "was_loaded", "left_at", "asleep_on") if field in policy}
     size = int(gib * GIB)
-    return Model(name, resolve(Residency(**policy), workers), need or Need(size, cpu_bytes=size), **more)
+    return Model(
+        name,
+        resolve(Residency(**policy), workers),
+        need or Need(size, cpu_bytes=size, weight_bytes=int(weights * GIB)),
+        **more,
+    )
 
 
 def worker(

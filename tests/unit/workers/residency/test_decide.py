@@ -26,6 +26,7 @@ from workers.residency.plan import Wait
 from workers.residency.policy import Group
 
 A, B, C = model("a"), model("b"), model("c")
+SLEEPY = model("a", weights=9, idle="sleep")
 TWO_GPUS = machine(gpus=(24, 24))
 
 TABLE: dict[str, tuple[Picture, list[str]]] = {
@@ -385,8 +386,119 @@ TABLE: dict[str, tuple[Picture, list[str]]] = {
         picture([model("a", ttl_s=60, idle="sleep", max=2)], [worker("a1", 4, idle_s=60), worker("a2", 4, idle_s=9)]),
         ["stop a1"],
     ),
-    "nor one that gives way to others": (
-        picture([model("a", ttl_s=600, idle="sleep"), model("b", 20)], [worker("a1", idle_s=60)], [waits("b")]),
+    "one that gives way to others sleeps": (
+        picture([SLEEPY, model("b", 20)], [worker("a1")], [waits("b")], machines=[machine(host=9)]),
+        ["stop a1 for b to sleep", "wait b freeing"],
+    ),
+    "unless main memory has no room for its weights": (
+        picture([SLEEPY, model("b", 20)], [worker("a1")], [waits("b")], machines=[machine(host=8.9)]),
+        ["stop a1 for b", "wait b freeing"],
+    ),
+    "or the other one takes it": (
+        picture(
+            [SLEEPY, model("b", need=Need(20 * GIB, host_bytes=6 * GIB))],
+            [worker("a1")],
+            [waits("b")],
+            machines=[machine(host=14)],
+        ),
+        ["stop a1 for b", "wait b freeing"],
+    ),
+    "or others sleep in it": (
+        picture(
+            [SLEEPY, model("b", 20), model("c", weights=6, asleep_on=frozenset("m"))],
+            [worker("a1")],
+            [waits("b")],
+            machines=[machine(host=14)],
+        ),
+        ["stop a1 for b", "wait b freeing"],
+    ),
+    "or the one that it makes room for": (
+        picture(
+            [SLEEPY, model("b", 20, weights=18, asleep_on=frozenset("m"))],
+            [worker("a1")],
+            [waits("b")],
+            machines=[machine(host=26)],
+        ),
+        ["stop a1 for b", "wait b freeing"],
+    ),
+    "or one beside it": (
+        picture(
+            [SLEEPY, model("b", 20), model("c", weights=9, idle="sleep")],
+            [worker("a1"), worker("c1", idle_s=50)],
+            [waits("b")],
+            machines=[machine(host=17)],
+        ),
+        ["stop a1 for b to sleep", "stop c1 for b", "wait b freeing"],
+    ),
+    "or its weights are not known": (
+        picture([model("a", idle="sleep"), model("b", 20)], [worker("a1")], [waits("b")]),
+        ["stop a1 for b", "wait b freeing"],
+    ),
+    "or it has another worker": (
+        picture(
+            [model("a", weights=9, idle="sleep", max=2), model("b", 20)],
+            [worker("a1"), worker("a2", on="n")],
+            [waits("b")],
+            machines=[machine(), machine("n")],
+        ),
+        ["stop a1 for b", "wait b freeing"],
+    ),
+    "or it has other settings by now": (
+        picture([SLEEPY, model("b", 20)], [worker("a1", stale=True)], [waits("b")]),
+        ["stop a1 for b", "wait b freeing"],
+    ),
+    "or it was not loaded yet": (
+        picture([SLEEPY, model("b", 20)], [worker("a1", status="loading", age_s=1)], [waits("b")]),
+        ["stop a1 for b", "wait b freeing"],
+    ),
+    "in main memory its weights would leave no room": (
+        picture([SLEEPY, model("b", 20)], [worker("a1", device="cpu")], [waits("b")], machines=[machine("m", (), 28)]),
+        ["stop a1 for b", "wait b freeing"],
+    ),
+    "in main memory with room for both it leaves for a rule": (
+        picture(
+            [SLEEPY, model("b", 20)],
+            [worker("a1", device="cpu")],
+            [waits("b")],
+            machines=[machine("m", (), 29)],
+            models_max=1,
+        ),
+        ["stop a1 for b to sleep", "wait b freeing"],
+    ),
+    "and the other one takes the pages that are kept of it": (
+        picture(
+            [SLEEPY, model("b", 20, weights=18, asleep_on=frozenset("m"))],
+            [worker("a1", device="cpu")],
+            [waits("b")],
+            machines=[machine("m", (), 29)],
+            models_max=1,
+        ),
+        ["stop a1 for b to sleep", "wait b freeing"],
+    ),
+    "one with calls is reserved first": (
+        picture([SLEEPY, model("b", 20)], [worker("a1", calls=1)], [waits("b", 40)]),
+        ["reserve a1 for b", "wait b freeing"],
+    ),
+    "and sleeps when they have ended": (
+        picture([SLEEPY, model("b", 20)], [worker("a1", status="reserved")], [waits("b", 40)]),
+        ["stop a1 for b to sleep", "wait b freeing"],
+    ),
+    "of two places the one where it sleeps": (
+        picture(
+            [A, model("b", 20, asleep_on=frozenset("n")), C],
+            [worker("a1"), worker("c1", on="n", idle_s=50)],
+            [waits("b")],
+            machines=[machine(), machine("n")],
+        ),
+        ["stop c1 for b", "wait b freeing"],
+    ),
+    "but nobody of a higher priority leaves for that": (
+        picture(
+            [A, model("b", 20, asleep_on=frozenset("n")), model("c", priority=1)],
+            [worker("a1"), worker("c1", on="n", idle_s=50)],
+            [waits("b")],
+            machines=[machine(), machine("n")],
+        ),
         ["stop a1 for b", "wait b freeing"],
     ),
     "a call wakes what calls don't load": (

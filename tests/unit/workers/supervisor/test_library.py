@@ -196,14 +196,14 @@ default: {chat: nobody}
 def test_what_is_wrong_with_one_entry_hides_no_fault_of_another(tmp_path: Path) -> None:
     text = """
 models:
-- {name: a, path: p, residency: {idle: sleep, min: 1}}
+- {name: a, path: p, residency: {idle: sleep, min: 1, preload: true}}
 - 3
 - {name: b, path: q, slotz: 1}
 """
     head, *lines = refused(tmp_path, text)
     assert head == "4 faults:"
     assert [line.partition(";")[0] for line in lines] == [
-        "models[0] (a): `residency.idle` is sleep, and without `ttl_s` the model is never idle long enough",
+        "models[0] (a): `residency.preload` has no use beside a `min`, whose workers load at the start",
         "models[0] (a): `residency.idle` is sleep, and `min` keeps a worker loaded",
         "models[1]: expected `object`, got `int`",
         "models[2] (b): unknown field `slotz` (did you mean `slots`?)",
