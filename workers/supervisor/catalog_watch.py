@@ -12,9 +12,10 @@ from typing import TypeVar
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.catalog_file import POLL_S, CatalogFile
 from workers.models.library import Library, ModelUnusable, with_paths
+from workers.supervisor.loading.inventory import Rules
 from workers.supervisor.output import Console
 from workers.supervisor.plan import Site, replan
-from workers.supervisor.residents import Residents, Rules
+from workers.supervisor.residents import Residents
 from workers.supervisor.supervisor import Supervisor
 
 T = TypeVar("T")

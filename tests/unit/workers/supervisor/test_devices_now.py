@@ -16,10 +16,10 @@ from workers.planner.messages import StartOrder
 from workers.protocol.residency import Why
 from workers.residency.picture import CPU, Device, Need
 from workers.residency.picture import Share as PlannedShare
+from workers.supervisor.loading.inventory import Inventory
+from workers.supervisor.loading.keepers import Keepers
+from workers.supervisor.loading.sleepers import Sleepers
 from workers.supervisor.needs import Needs, Prediction
-from workers.supervisor.output import Console
-from workers.supervisor.plan import Site
-from workers.supervisor.residents import Residents, Rules
 
 TOTAL = 100 << 30
 AT_START = (DeviceState("gpu", "gpu", TOTAL, 30 << 30), DeviceState(HOST, "cpu", TOTAL, 20 << 30))
@@ -38,31 +38,32 @@ class Readings:
         return {}
 
 
-def devices_of(residents: Residents) -> dict[str, Device]:
-    return {device.id: device for device in map(residents._device, residents._devices_now())}
+def devices_of(inventory: Inventory) -> dict[str, Device]:
+    inventory.read_devices(0)
+    return {device.id: device for device in inventory.devices}
 
 
-def residents_of(readings: Readings, folder: Path) -> Residents:
+def inventory_of(readings: Readings, folder: Path) -> Inventory:
     needs = Needs(Learned(folder / "learned.json"), Bounds(), AT_START, cores=1)
-    return Residents((), Rules(), Site(1, (), "host"), needs, [readings], Console("info", print), 120.0)
+    return Inventory("host", needs, [readings])
 
 
 def test_memory_that_a_dead_supervisors_workers_still_held_is_not_others_for_ever(tmp_path: Path) -> None:
     """Or what any program held that ran when the supervisor was started: its models would have too little for good."""
     readings = Readings()
-    residents = residents_of(readings, tmp_path)
-    assert devices_of(residents)["gpu"].other_bytes > 70 << 30
+    inventory = inventory_of(readings, tmp_path)
+    assert devices_of(inventory)["gpu"].other_bytes > 70 << 30
     readings.states = tuple(replace(state, free=99 << 30) for state in AT_START)
-    assert all(device.other_bytes < 4 << 30 for device in devices_of(residents).values())
+    assert all(device.other_bytes < 4 << 30 for device in devices_of(inventory).values())
 
 
 def test_a_device_that_can_not_be_read_just_now_is_not_gone(tmp_path: Path) -> None:
     """Else who waits for a model is told that it is too large for this machine, whatever is sent again."""
     readings = Readings()
-    residents = residents_of(readings, tmp_path)
+    inventory = inventory_of(readings, tmp_path)
     for left in (AT_START[:1], AT_START[1:], ()):
         readings.states = left
-        found = devices_of(residents)
+        found = devices_of(inventory)
         assert set(found) == {"gpu", CPU}
         assert [found[state.id].is_trusted for state in AT_START] == [state in left for state in AT_START]
         assert all(device.total_bytes == TOTAL for device in found.values())
@@ -72,11 +73,12 @@ def test_sleeping_models_leave_for_whoever_needs_their_memory(tmp_path: Path) ->
     """First the one that has slept longest; their memory counts as free, and nothing starts before it is."""
     weights, readings = tmp_path / "weights.gguf", Readings()
     weights.write_bytes(bytes(1 << 20))
-    residents = residents_of(readings, tmp_path)
-    keepers = residents._keepers
-    residents._models = {name: ModelSpec(name=name) for name in ("a", "b", "c")}
+    inventory = inventory_of(readings, tmp_path)
+    keepers = Keepers(print)
+    sleepers = Sleepers(inventory, keepers, print)
+    inventory.models = {name: ModelSpec(name=name) for name in ("a", "b", "c")}
     spec, footprint = ModelSpec(name="c"), Footprint(host=Share())
-    residents._needs.found["c"] = Prediction(spec, spec, Need(cpu_bytes=11 << 30), footprint, "", "")
+    inventory.needs.found["c"] = Prediction(spec, spec, Need(cpu_bytes=11 << 30), footprint, "", "")
 
     def start(gib: int) -> StartOrder:
         return StartOrder(number=1, worker="1", model="c", shares=(PlannedShare(CPU, gib << 30),), why=Why())
@@ -84,7 +86,7 @@ def test_sleeping_models_leave_for_whoever_needs_their_memory(tmp_path: Path) ->
     def look(free_gib: int) -> None:
         readings.states = (AT_START[0], replace(AT_START[1], free=free_gib << 30))
         keepers.look()
-        residents._devices = tuple(map(residents._device, residents._devices_now()))
+        inventory.read_devices(keepers.locked_bytes)
 
     def settle() -> None:
         deadline = time.monotonic() + 20
@@ -98,16 +100,16 @@ def test_sleeping_models_leave_for_whoever_needs_their_memory(tmp_path: Path) ->
             keepers.start(model, [weights], 4 << 30, is_shared=True)
         settle()
         look(20)
-        assert not residents._makes_room(start(9)), "there is room beside them"
+        assert not sleepers.makes_room(start(9)), "there is room beside them"
         assert [*keepers.models] == ["a", "b"]
-        assert residents._makes_room(start(11)), "one has to leave"
+        assert sleepers.makes_room(start(11)), "one has to leave"
         assert [*keepers.models] == ["b"]
         settle()
         look(20)
-        assert not residents._makes_room(start(11))
-        assert not residents._hindrance(start(11)).startswith("it takes")
+        assert not sleepers.makes_room(start(11))
+        assert (inventory.free_of(CPU) or 0) >= 11 << 30
         look(3)
-        residents._tend_sleepers()
+        sleepers.tend()
         assert not [*keepers.models], "others took the memory"
     finally:
         keepers.close()
