@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -21,6 +22,8 @@ from tests.support.stack import DEMO_MODEL, Stack
 PROBE = "<img src=x onerror=window.struck=1>"
 MOST_MS = 50
 """A longer task is one that a person notices (W3C Long Tasks)."""
+ANEW_S = 30.0
+"""Within it a worker that was drained serves again."""
 VIEWS = ("fleet", "queue", "playground", "access", "models", "health")
 
 pytestmark = [
@@ -95,7 +98,7 @@ def test_the_fleet_is_live(page: Page, stack: Stack) -> None:
     with ExitStack() as callers:
         for _ in range(3 if TAKES_PICTURES else 1):
             callers.enter_context(calls(stack))
-        page.get_by_role("button", name="demo-0").click()
+        page.get_by_role("button", name="demo-0", exact=True).click()
         slots = page.get_by_role("region", name="Slots: demo-0")
         expect(slots).to_contain_text("req-")
         expect(slots).to_contain_text("default")
@@ -131,6 +134,47 @@ def test_a_load_says_first_what_it_would_do(page: Page, stack: Stack) -> None:
     dialog.get_by_role("button", name="Unload", exact=True).click()
     expect(row).to_contain_text("on demand")
     expect(machines).to_contain_text("No worker here.")
+
+
+def test_an_admin_drains_a_worker(page: Page, stack: Stack) -> None:
+    with Client(stack.gateways[0].url, stack.key) as client:
+        client.chat.completions.create([{"role": "user", "content": "Once"}], model="cold", max_tokens=4)
+    signed_in(page, stack)
+    workers = page.get_by_role("region", name="Workers")
+    row = workers.get_by_role("row").filter(has_text="cold")
+    expect(row).to_contain_text("serving")
+    [(name, before)] = workers_of(page, stack, "cold").items()
+    row.get_by_role("button", name=f"Drain {name}").click()
+    dialog = page.get_by_role("dialog", name=f"Drain {name}")
+    expect(dialog).to_contain_text(f"{name} has no calls, and ends at once.")
+    expect(dialog).to_contain_text(
+        "No other worker of cold takes calls: new ones wait until this one has started anew."
+    )
+    expect(dialog).to_contain_text("Then its supervisor starts it again")
+    dialog.get_by_role("button", name="Drain", exact=True).click()
+    expect(dialog).to_have_count(0)
+    until = time.monotonic() + ANEW_S
+    while not any(now["started_at"] > before["started_at"] for now in workers_of(page, stack, "cold").values()):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    expect(row).to_contain_text("serving")
+    expect(row.get_by_role("button", name=f"Drain {name}")).to_be_enabled()
+    # Of a worker that nobody keeps it says that it would stay away; nothing is done before it is confirmed.
+    workers.get_by_role("button", name="Drain demo-0").click()
+    dialog = page.get_by_role("dialog", name="Drain demo-0")
+    expect(dialog).to_contain_text("No supervisor keeps it: it is back only if something else starts it again")
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(dialog).to_have_count(0)
+    assert not workers_of(page, stack, "demo")["demo-0"]["is_draining"]
+    headers = {"authorization": f"Bearer {stack.key}"}
+    assert page.request.post(f"{stack.gateways[0].url}/models/unload", headers=headers, data={"model": "cold"}).ok
+
+
+def workers_of(page: Page, stack: Stack, model: str) -> dict[str, dict[str, Any]]:
+    answer = page.request.get(
+        f"{stack.gateways[0].url}/admin/fleet", headers={"authorization": f"Bearer {stack.key}"}
+    ).json()
+    return {name: row for name, row in answer["workers"].items() if row["model"] == model}
 
 
 def test_a_catalog_is_checked_before_it_is_used(page: Page, stack: Stack) -> None:
@@ -187,7 +231,7 @@ def test_an_admin_cancels_calls(page: Page, stack: Stack) -> None:
     page.get_by_role("dialog").get_by_role("button", name="Cancel the call").click()
     expect(listed.get_by_role("row").filter(has_text="waits")).to_have_count(1)
     open_view(page, "fleet")
-    page.get_by_role("button", name="demo-0").click()
+    page.get_by_role("button", name="demo-0", exact=True).click()
     slots = page.get_by_role("region", name="Slots: demo-0")
     for _ in range(5):
         name = slots.locator(".id").first.text_content() or ""

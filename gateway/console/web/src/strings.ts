@@ -60,6 +60,7 @@ export const text = {
     also: "Also called",
     load: "Load",
     unload: "Unload",
+    drain: "Drain",
     worker: "Worker",
     kv: "KV cache",
     reads: "Reads",

@@ -10,7 +10,9 @@ import { CancelButton, ConfirmCancel, type CallName } from "./calls";
 
 type Model = { name: string; row: ModelRow };
 type Worker = { id: string; row: WorkerRow };
-type Asked = { action: "load" | "unload"; model: Model };
+type Action = "load" | "unload" | "drain";
+/** What an admin wants done, to the model or the worker of this name. */
+type Asked = { action: Action; name: string };
 
 export function Fleet(props: { feed: FleetFeed; state: FleetState }) {
   const { feed, state } = props;
@@ -42,7 +44,7 @@ export function Fleet(props: { feed: FleetFeed; state: FleetState }) {
       <Table label={text.fleet.models} columns={modelColumns(setAsked)} rows={models} id={(model) => model.name} />
       <h2>{text.fleet.workers}</h2>
       {workers.length ? (
-        <Workers workers={workers} state={state} opened={opened} open={setOpened} />
+        <Workers workers={workers} state={state} opened={opened} open={setOpened} ask={setAsked} />
       ) : (
         <p class="quiet">{text.fleet.empty}</p>
       )}
@@ -114,17 +116,21 @@ export function ModelState({ row }: { row: ModelRow }) {
   }
 }
 
-/** Say what loading or unloading a model would do, then do it. */
+/** Say what loading or unloading a model, or draining a worker, would do, then do it. */
 function Wish(props: { asked: Asked; onClose: () => void }) {
-  const { action, model } = props.asked;
-  const { value: plan, error } = useLoaded(() => get<WishedPlan>("/admin/plan", { action, model: model.name }), [model.name]);
-  const does = action === "load" ? text.fleet.load : text.fleet.unload;
+  const { action, name } = props.asked;
+  const subject = action === "drain" ? { worker: name } : { model: name };
+  const { value: plan, error } = useLoaded(() => get<WishedPlan>("/admin/plan", { action, ...subject }), [action, name]);
   return (
     <Confirm
-      heading={`${does} ${model.name}`}
-      action={does}
-      isOff={!plan || plan.kept_by === "nobody"}
-      run={() => post(`/models/${action}`, { model: model.name })}
+      heading={`${text.fleet[action]} ${name}`}
+      action={text.fleet[action]}
+      isOff={!plan || (plan.kept_by === "nobody" && action !== "drain")}
+      run={() =>
+        action === "drain"
+          ? post(`/admin/workers/${encodeURIComponent(name)}/drain`)
+          : post(`/models/${action}`, { model: name })
+      }
       onClose={props.onClose}
       about={
         <>
@@ -137,12 +143,12 @@ function Wish(props: { asked: Asked; onClose: () => void }) {
   );
 }
 
-function Would({ plan, asked: { action, model } }: { plan: WishedPlan; asked: Asked }) {
-  if (plan.kept_by === "nobody") return <p>{text.fleet.notKept}</p>;
+function Would({ plan, asked: { action, name } }: { plan: WishedPlan; asked: Asked }) {
+  if (plan.kept_by === "nobody" && action !== "drain") return <p>{text.fleet.notKept}</p>;
   return (
     <>
-      {plan.kept_by === "supervisor" && action === "load" && <p>{text.fleet.confirmLoad(model.name)}</p>}
-      {action === "unload" && <p>{text.fleet.confirmUnload(model.name, plan.num_running, plan.num_waiting)}</p>}
+      {plan.kept_by === "supervisor" && action === "load" && <p>{text.fleet.confirmLoad(name)}</p>}
+      {action === "unload" && <p>{text.fleet.confirmUnload(name, plan.num_running, plan.num_waiting)}</p>}
       {plan.sentences.length > 0 && (
         <>
           <h3>{plan.is_possible ? text.fleet.wouldDo : text.fleet.notPossible}</h3>
@@ -241,21 +247,29 @@ function modelColumns(ask: (asked: Asked) => void): Column<Model>[] {
     { title: text.fleet.also, cell: ({ row }) => row.aliases.join(", ") },
     {
       title: "",
-      cell: (model) =>
-        ["loaded", "loading", "sleeping"].includes(model.row.status) ? (
-          <button type="button" aria-label={`${text.fleet.unload} ${model.name}`} onClick={() => ask({ action: "unload", model })}>
-            {text.fleet.unload}
-          </button>
-        ) : (
-          <button type="button" aria-label={`${text.fleet.load} ${model.name}`} onClick={() => ask({ action: "load", model })}>
-            {text.fleet.load}
-          </button>
-        ),
+      cell: ({ name, row }) => (
+        <Ask asked={{ action: ["loaded", "loading", "sleeping"].includes(row.status) ? "unload" : "load", name }} ask={ask} />
+      ),
     },
   ];
 }
 
-function Workers(props: { workers: Worker[]; state: FleetState; opened: string | null; open: (id: string | null) => void }) {
+function Ask(props: { asked: Asked; ask: (asked: Asked) => void; isOff?: boolean }) {
+  const { action, name } = props.asked;
+  return (
+    <button type="button" aria-label={`${text.fleet[action]} ${name}`} disabled={props.isOff} onClick={() => props.ask(props.asked)}>
+      {text.fleet[action]}
+    </button>
+  );
+}
+
+function Workers(props: {
+  workers: Worker[];
+  state: FleetState;
+  opened: string | null;
+  open: (id: string | null) => void;
+  ask: (asked: Asked) => void;
+}) {
   const now = props.state.overview!.at;
   const columns: Column<Worker>[] = [
     {
@@ -291,6 +305,7 @@ function Workers(props: { workers: Worker[]; state: FleetState; opened: string |
     },
     { title: text.fleet.adapters, cell: ({ row }) => row.adapters_resident.join(", ") },
     { title: text.fleet.up, cell: ({ row }) => span(now - row.started_at), isNumber: true },
+    { title: "", cell: ({ id, row }) => <Ask asked={{ action: "drain", name: id }} ask={props.ask} isOff={row.is_draining} /> },
   ];
   const slots = props.opened === null ? undefined : props.state.slots[props.opened];
   return (
