@@ -42,6 +42,15 @@ def _read(text: str | bytes, method: Any) -> Any:
         raise YamlInvalid(" ".join(str(error).split())) from None
 
 
+def whole_text(text: str) -> str:
+    """Return a text whose characters were written as escapes: JSON writes those beyond 16 bits as two halves, which
+    YAML takes for two characters. Raises YamlInvalid for a half by itself, which nobody could write as UTF-8."""
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise YamlInvalid("it has half of a character (such as \\ud83d); write the character itself") from None
+
+
 class _Loader(yaml.SafeLoader):
     """Reads a document as the safe loader does, as far as it has MAX_VALUES values."""
 
@@ -50,6 +59,12 @@ class _Loader(yaml.SafeLoader):
         self._num_values = 0
         self._sizes: dict[yaml.Node, int] = {}
         """Node that is whole -> number of values in it."""
+
+    def compose_scalar_node(self, anchor: Any) -> Any:
+        node: Any = super().compose_scalar_node(anchor)
+        if not node.value.isascii():
+            node.value = whole_text(node.value)
+        return node
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         is_alias = self.check_event(yaml.events.AliasEvent)

@@ -22,6 +22,7 @@ from accounts.access.records import ALIAS, KEY, ORGANISATION, TEAM, USER, Kind, 
 from accounts.access.rights import Actor, require_admin, require_not_first
 from accounts.errors import Conflict, Invalid
 from accounts.protocol.records import DEFAULT_ORGANISATION, DEFAULT_TEAM, AccessRecord, UserRecord
+from workers.yaml_document import whole_text
 
 MAX_DECLARED = 20_000
 Declared = Annotated[list[dict[str, Any]], Meta(max_length=MAX_DECLARED)]
@@ -236,6 +237,12 @@ def _differences(
 
 class _Loader(yaml.SafeLoader):
     """Reads YAML without its aliases, by which a small file could become a huge one."""
+
+    def compose_scalar_node(self, anchor: Any) -> Any:
+        node: Any = super().compose_scalar_node(anchor)
+        if not node.value.isascii():
+            node.value = whole_text(node.value)
+        return node
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):

@@ -140,6 +140,7 @@ async def test_pruning_deletes_only_what_was_applied(api: AdminApi) -> None:
         ("keys: [{name: ci, expires_at: soon, sha256: abc}]", "keys[0].expires_at"),
         ("a: &a [1]\nb: *a", None),
         ("[1, 2]", None),
+        (r'{"teams": [{"name": "red", "metadata": {"a": "\ud83d"}}]}', None),
         ("{", None),
         ("\x00", None),
     ],

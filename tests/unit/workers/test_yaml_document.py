@@ -16,6 +16,8 @@ from workers.yaml_document import MAX_VALUES, YamlInvalid, compose_yaml, load_ya
         ("a: &a [*a]", "stands within what it names"),
         ("a: &a {<<: *a}", "stands within what it names"),
         ("a: [1", "expected ',' or ']'"),
+        (r'a: "\ud83d"', "half of a character"),
+        (r'{"\udc00 b": 1}', "half of a character"),
         ("a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
     ],
 )
@@ -32,6 +34,12 @@ def test_a_few_lines_do_not_become_billions_of_values(way: str) -> None:
     for read in (load_yaml, compose_yaml):
         with pytest.raises(YamlInvalid, match=str(MAX_VALUES)):
             read("\n".join(lines))
+
+
+def test_characters_that_json_writes_in_two_halves_are_whole() -> None:
+    """YAML takes these for two characters, which nothing can write as UTF-8: a catalog with such a tag was read, and
+    listing the models failed for everybody."""
+    assert load_yaml(r'{"tags": ["\ud83e\udd8a", "\u00e4", "a\tb"]}') == {"tags": ["\U0001f98a", "ä", "a\tb"]}
 
 
 def test_aliases_and_merges_are_read() -> None:
