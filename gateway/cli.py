@@ -57,6 +57,19 @@ ADMIN = {
 }
 """Commands over the admin API of a gateway -> what each does."""
 
+OF_OTHERS = {
+    **dict.fromkeys(("serve", "start", "server", "launch"), "up"),
+    **dict.fromkeys(("list", "ls"), "models list"),
+    **dict.fromkeys(("load", "generate"), "run"),
+    **dict.fromkeys(("unload", "kill", "shutdown"), "stop"),
+    **dict.fromkeys(("download", "fetch"), "pull"),
+    **dict.fromkeys(("rm", "remove"), "models rm"),
+    "show": "models show",
+    "benchmark": "bench",
+    **dict.fromkeys(("version", "-v"), "--version"),
+}
+"""Command that other programs have -> that of the same meaning."""
+
 
 def main() -> int:
     """Run the command that the arguments name, and return the process's exit code (`workers.protocol.exits`)."""
@@ -66,6 +79,8 @@ def main() -> int:
 def _main() -> int:
     parent_death.hold()
     name, *args = sys.argv[1:] or ["--help"]
+    if name == "help" and args:  # as `paddock COMMAND --help`
+        name, args = args[0], ["--help"]
     if name in ("-h", "--help", "help"):
         print(overview())
         return 0
@@ -108,8 +123,9 @@ def _main() -> int:
         known = loaded("gateway.settings").known_settings()
         return int(loaded("gateway.commands.chat").main(args, known))
     if name not in COMMANDS:
-        nearest = loaded("workers.sources").nearest(name, [found for found, _ in rows()])
-        return command.complain([f"{name}: no such command{nearest}; `paddock --help` lists them"])
+        nearest = loaded("workers.sources").nearest
+        meant = f" (did you mean {OF_OTHERS[name]}?)" if name in OF_OTHERS else nearest(name, dict(rows()))
+        return command.complain([f"{name}: no such command{meant}; `paddock --help` lists them"])
     known = loaded("gateway.settings").known_settings()
     return command.run(name, COMMANDS[name], args, known)
 

@@ -8,9 +8,9 @@ the gateway, only the modules listed in the import contracts (`pyproject.toml`) 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, structs
@@ -153,8 +153,15 @@ NOT_OF_MODELS = frozenset({"name", "path", "hf", "workers", "residency", "gpus",
 Settings = TypeVar("Settings", bound=BaseSettings)
 
 
-OBJECT = """'{"n_batch": 512}'"""
-"""A JSON object as a shell takes it."""
+EXAMPLES = {
+    "llama": """'{"n_batch": 512}'""",
+    "sampling": """'{"temperature": 0.7}'""",
+    "speculation": """'{"draft": {"path": "small.gguf"}}'""",
+    "chat_template_kwargs": """'{"enable_thinking": false}'""",
+    "adapters": """'[{"name": "pirate", "path": "pirate.gguf"}]'""",
+    "shared_prompts": """'["You are a helpful assistant."]'""",
+}
+"""Setting whose value is JSON -> a value as a shell takes it."""
 
 
 def with_spec_fields(*names: str) -> Callable[[type[Settings]], type[Settings]]:
@@ -191,6 +198,9 @@ def _is_json(kind: Any) -> bool:
 class ModelSettings(PaddockSettings):
     """Settings of one model, where there is no catalog file: which it is, how large, how it chats."""
 
+    of_catalog: ClassVar[Collection[str]] = NOT_OF_MODELS
+    """Fields that a model has in a catalog, and that are no settings of its own."""
+
     model: Annotated[Path | None, Field(description="GGUF file to serve")] = None
     alias: Annotated[str, Field(description="name the model is served under; empty: the file's name")] = ""
 
@@ -209,9 +219,8 @@ class ModelSettings(PaddockSettings):
         kind = get_args(SPEC_FIELDS[name].type)[0]
         if not _is_json(kind):
             return value
-        wanted, example = (
-            (list, "list, such as '[]'") if get_origin(kind) is tuple else (dict, f"object, such as {OBJECT}")
-        )
+        wanted, word = (list, "list") if get_origin(kind) is tuple else (dict, "object")
+        example = f"{word}, such as {EXAMPLES[name]}"
         try:
             document = msgspec.json.decode(value)
         except msgspec.DecodeError as error:

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource, PydanticBaseSettingsSource
 
+from workers.meant_flags import hint
 from workers.redis.url import masked as masked_url
 from workers.yaml_document import YamlInvalid, load_yaml
 
@@ -41,9 +42,11 @@ class FlagParser(ArgumentParser):
 
     The class's attribute `usual` names the settings that come first, if it has one."""
 
-    def __init__(self, settings_class: type[BaseSettings], prog: str) -> None:
+    def __init__(self, settings_class: type[BaseSettings], prog: str, beside: Collection[str] = ()) -> None:
+        """`beside`: flags of the command that are no settings."""
         super().__init__(prog=prog, allow_abbrev=False)
         self.settings_class = settings_class
+        self._beside = beside
 
     def format_help(self) -> str:
         summary = " ".join((self.settings_class.__doc__ or "").split())
@@ -68,19 +71,10 @@ class FlagParser(ArgumentParser):
         raise UnknownFlag(self._with_hint(message))
 
     def _with_hint(self, message: str) -> str:
-        known = [flag(name) for name in self.settings_class.model_fields]
-        wrong = next(
-            (word for word in message.split() if word.startswith("--") and word.split("=")[0] not in known), None
-        )
-        close = difflib.get_close_matches(wrong.split("=")[0], known, n=1) if wrong else []
-        hint = f" (did you mean {close[0]}?)" if close else self._flag_for(message.rpartition(" ")[2])
-        return f"{message}{hint}; `{self.prog} --help` lists the flags"
-
-    def _flag_for(self, word: str) -> str:
-        """Return ` (did you mean --model FILE?)` for a word that stands for something to serve; else an empty text."""
-        is_file, is_catalog = word.endswith(".gguf"), word.endswith((".yaml", ".yml", ".json"))
-        name = "model" if is_file else "catalog" if is_catalog else "hf" if word.count("/") == 1 else ""
-        return f" (did you mean {flag(name)} {word}?)" if name in self.settings_class.model_fields else ""
+        _, is_unknown, words = message.partition("unrecognized arguments: ")
+        fields, of_catalog = self.settings_class.model_fields, getattr(self.settings_class, "of_catalog", ())
+        meant = hint(words.split(), fields, of_catalog, self._beside) if is_unknown else ""
+        return f"{message}{meant}; `{self.prog} --help` lists the flags"
 
 
 def sections(settings_class: type[BaseSettings]) -> list[tuple[str, list[str]]]:
@@ -225,13 +219,19 @@ class ConfigFile(PydanticBaseSettingsSource):
 
 
 def read(
-    settings_class: type[S], args: Sequence[str] = (), *, prog: str = "paddock", known: Collection[str] = ()
+    settings_class: type[S],
+    args: Sequence[str] = (),
+    *,
+    prog: str = "paddock",
+    known: Collection[str] = (),
+    beside: Collection[str] = (),
 ) -> Reading[S]:
     """Read settings, with the origin of each, from flags, environment and config file.
 
     `known` are all setting names of Paddock. If it is given, the file's keys outside it are errors, and `PADDOCK_*`
-    variables outside it are warnings. Raises SettingsError; `--help` prints and raises SystemExit(0)."""
-    flags = _flags(settings_class, args, prog) if args else {}
+    variables outside it are warnings. `beside`: the command's flags that are no settings. Raises SettingsError;
+    `--help` prints and raises SystemExit(0)."""
+    flags = _flags(settings_class, args, prog, beside) if args else {}
     environment = EnvSettingsSource(settings_class)()
     file = ConfigFile(settings_class)
     file._set_current_state({**environment, **flags})
@@ -247,8 +247,10 @@ def read(
     return Reading(settings, origins, tuple(_unknown_variables(known)))
 
 
-def _flags(settings_class: type[BaseSettings], args: Sequence[str], prog: str) -> dict[str, Any]:
-    parser = FlagParser(settings_class, prog)
+def _flags(
+    settings_class: type[BaseSettings], args: Sequence[str], prog: str, beside: Collection[str]
+) -> dict[str, Any]:
+    parser = FlagParser(settings_class, prog, beside)
     try:
         source = CliSettingsSource[Any](
             settings_class,

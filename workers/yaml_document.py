@@ -38,6 +38,8 @@ def _read(text: str | bytes, method: Any) -> Any:
             loader.dispose()
     except RecursionError:
         raise YamlInvalid("it is nested too deeply; make it flatter") from None
+    except yaml.MarkedYAMLError as error:
+        raise YamlInvalid(_told(error)) from None
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise YamlInvalid(" ".join(str(error).split())) from None
 
@@ -49,6 +51,15 @@ def whole_text(text: str) -> str:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
         raise YamlInvalid("it has half of a character (such as \\ud83d); write the character itself") from None
+
+
+def _told(error: yaml.MarkedYAMLError) -> str:
+    """Return where a text ends to be YAML, and why."""
+    mark, within = error.problem_mark or error.context_mark, error.context
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+    why = error.problem or within or "it can't be read"
+    remedy = "indent by spaces" if "'\\t'" in why else "check brackets, quotes, colons and indentation there"
+    return f"{place}{why}{f' ({within})' if within and within != why else ''}; {remedy}"
 
 
 class _Loader(yaml.SafeLoader):

@@ -75,7 +75,8 @@ def main(args: Sequence[str], known: Collection[str] = ()) -> int:
         return 0
     try:
         options, rest = flags.read(args)
-        reading = sources.read(GatewaySettings, rest, prog="paddock bench", known=known)
+        beside = [one for action in flags.make_parser()._actions for one in action.option_strings]
+        reading = sources.read(GatewaySettings, rest, prog="paddock bench", known=known, beside=beside)
         access = find(options.url, reading)
     except sources.SettingsError as error:
         return command.complain(error.problems)

@@ -77,6 +77,8 @@ class Server:
 
     def _translate(self, error: Exception, request: Request[Any] | StreamRequest[Any]) -> ClientError:
         words = str(error) or type(error).__name__
+        if isinstance(error, httpx2.UnsupportedProtocol):
+            return NotConnected(f"{self.root} is no address of a server: begin it with http:// or https://")
         if isinstance(error, httpx2.ConnectTimeout):
             return Timeout(f"{self.root} took too long to connect to")
         if isinstance(error, httpx2.TimeoutException):

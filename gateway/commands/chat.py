@@ -327,8 +327,10 @@ def main(args: Sequence[str], known: Collection[str] = ()) -> int:
         print((__doc__ or "").strip())
         return 0
     try:
-        options, flags = make_parser().parse_known_args(args)
-        reading = sources.read(GatewaySettings, flags, prog="paddock chat", known=known)
+        parser = make_parser()
+        options, flags = parser.parse_known_args(args)
+        beside = [one for action in parser._actions for one in action.option_strings]
+        reading = sources.read(GatewaySettings, flags, prog="paddock chat", known=known, beside=beside)
         access = find(options.url, reading)
     except sources.SettingsError as error:
         return command.complain(error.problems)

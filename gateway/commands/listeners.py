@@ -93,9 +93,14 @@ def _listen(host: str, port: int, flag: str = "--port") -> socket.socket:
     except OSError as error:
         if error.errno == errno.EACCES:
             raise PortTaken(f"port {port} on {host} needs privileges; give another with {flag}") from None
-        raise OSError(
-            f"can't listen on {host}: {error.strerror}; give an address of this machine with --host"
-        ) from None
+        meant = urlsplit(host if "//" in host else f"//{host}")
+        is_more = meant.hostname and (meant.scheme or (host.count(":") == 1 and meant.netloc))
+        remedy = (
+            f"give --host {meant.hostname}, and the port with --port"
+            if is_more
+            else "give an address of this machine with --host"
+        )
+        raise OSError(f"can't listen on {host}: {error.strerror}; {remedy}") from None
 
 
 def _listen_near(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Forty mistakes that new users make, and the lines that they get: each names the thing, the limit and the remedy.
+"""Mistakes that new users make, and the lines that they get: each names the thing, the limit and the remedy.
 
 `{}` stands for what differs from run to run: folders, ports, times. A line that is not here is one that nobody read.
 """
@@ -31,6 +31,12 @@ FILES = {
     "missing.yaml": "models: [{name: m, path: nowhere.gguf}]",
     "alias.yaml": "models: [{name: m, path: demo.gguf}]\naliases: {gpt-4o: n}",
     "setting.yaml": "prot: 9000",
+    "rules.yaml": "models: [{name: m, path: x.gguf}, {name: m, path: x.gguf}]\naliases: {a: n, b: {targets: [o]}}",
+    "gone.yaml": "models: [{name: m, path: gone.gguf}, {name: n, path: page.gguf, projector: lost.gguf}]",
+    "broken.yaml": "models: [",
+    "tabs.yaml": "models:\n\t- {name: m}",
+    "empty.yaml": "",
+    "notes.txt": "notes",
     "page.gguf": "<html>no model</html>",
     "access.yaml": "teams: {red: {}}",
     "two.yaml": json.dumps(
@@ -179,6 +185,176 @@ BEFORE_ANYTHING_RUNS = [
         2,
         "models pull: nonsense: no model of the catalog has this name (paddock-demo), and it is no reference of the "
         "hub, OWNER/NAME[:QUANT][@REVISION]",
+    ),
+    (
+        "up --catalog rules.yaml",
+        2,
+        "rules.yaml: 3 faults:\n"
+        "  models[1] (m): the name is used twice; rename one of the two models\n"
+        "  aliases.a: no model is named 'n'; use one of: m\n"
+        "  aliases.b.targets[0]: no model is named 'o'; use one of: m",
+    ),
+    (
+        "up --catalog gone.yaml",
+        65,
+        "3 faults:\n"
+        "  model m: no file {}/gone.gguf; check the path\n"
+        "  model n: {}/page.gguf is not a GGUF file (it begins with b'<htm'); convert it to GGUF\n"
+        "  model n, projector: no file {}/lost.gguf; check the path",
+    ),
+    (
+        "up --catalog broken.yaml",
+        2,
+        "broken.yaml: not valid YAML or JSON: line 1, column 10: expected the node content, but found '<stream end>' "
+        "(while parsing a flow node); check brackets, quotes, colons and indentation there",
+    ),
+    (
+        "up --catalog tabs.yaml",
+        2,
+        "tabs.yaml: not valid YAML or JSON: line 2, column 1: found character '\\t' that cannot start any token (while "
+        "scanning for the next token); indent by spaces",
+    ),
+    (
+        "up --catalog empty.yaml",
+        2,
+        "empty.yaml: it is empty; write a list of `models` into it; see docs/catalog.md for what each field takes",
+    ),
+    ("up --catalog .", 2, ".: Is a directory; --catalog must name a readable file"),
+    ("up --models-dir demo.gguf", 2, "models_dir: {}/demo.gguf: Not a directory; name a folder of GGUF files"),
+    (
+        "up --model .",
+        65,
+        "model model: {} is a folder; name a GGUF file in it, or serve all that lies in it by --models-dir",
+    ),
+    (
+        "up --model https://huggingface.co/a/b/resolve/main/x.gguf",
+        2,
+        "--model: https:/huggingface.co/a/b/resolve/main/x.gguf is no file; name a model of the hub by --hf "
+        "OWNER/NAME[:QUANT], or download the file first",
+    ),
+    (
+        "up --hf https://huggingface.co/Qwen/Qwen3-8B-GGUF",
+        2,
+        "--hf: 'https://huggingface.co/Qwen/Qwen3-8B-GGUF' is not OWNER/NAME[:QUANT][@REVISION], such as "
+        "Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M (did you mean Qwen/Qwen3-8B-GGUF?); see docs/catalog.md for what each "
+        "field takes",
+    ),
+    ("up --slots 0", 2, "slots: '0' is not a whole number from 1 to 254 (from flag --slots); change the flag"),
+    ("up -c 4096", 2, "unrecognized arguments: -c 4096 (did you mean --ctx?); `paddock up --help` lists the flags"),
+    (
+        "up -ngl 99",
+        2,
+        """unrecognized arguments: -ngl 99 (did you mean --llama '{"n_gpu_layers": 99}'?); `paddock up --help` lists """
+        "the flags",
+    ),
+    (
+        "up --flash-attn=on",
+        2,
+        """unrecognized arguments: --flash-attn=on (did you mean --llama '{"flash_attn": "on"}'?); `paddock up """
+        "--help` lists the flags",
+    ),
+    (
+        "up --parallel 4",
+        2,
+        "unrecognized arguments: --parallel 4 (did you mean --slots?); `paddock up --help` lists the flags",
+    ),
+    (
+        """up --residency '{"ttl_s": 5}'""",
+        2,
+        """unrecognized arguments: --residency {"ttl_s": 5} (it is a field of a model in a catalog: give --catalog """
+        "FILE, see docs/catalog.md); `paddock up --help` lists the flags",
+    ),
+    ("up --catalog", 2, "argument --catalog: expected one argument; `paddock up --help` lists the flags"),
+    (
+        "up demo",
+        2,
+        "unrecognized arguments: demo (name a model by --model FILE or --hf OWNER/NAME); `paddock up --help` lists the "
+        "flags",
+    ),
+    (
+        "up Qwen/Qwen3-8B-GGUF",
+        2,
+        "unrecognized arguments: Qwen/Qwen3-8B-GGUF (did you mean --hf Qwen/Qwen3-8B-GGUF?); `paddock up --help` lists "
+        "the flags",
+    ),
+    (
+        "up --host localhost:8080",
+        2,
+        "can't listen on localhost:8080: {}; give --host localhost, and the port with --port",
+    ),
+    ("up --uds .", 2, ". is there and is no socket; give another path for the socket"),
+    (
+        "up --adapters pirate.gguf",
+        2,
+        "--adapters: not valid JSON (JSON is malformed: invalid character (byte 0)); give a JSON list, such as "
+        """'[{"name": "pirate", "path": "pirate.gguf"}]'""",
+    ),
+    (
+        """up --sampling '{"temp": 1}'""",
+        2,
+        "--sampling: unknown field `temp` (did you mean `temperature`?); see docs/catalog.md for what each field takes",
+    ),
+    (
+        "up --chat-template nowhere.jinja",
+        65,
+        "model paddock-demo: chat_template: no file {}/nowhere.jinja; give a Jinja file, or a name such as chatml "
+        "(docs/chat-templates.md)",
+    ),
+    ("up --projector nowhere.gguf", 65, "model paddock-demo, projector: no file {}/nowhere.gguf; check the path"),
+    ("up --config nowhere.yaml", 2, "config: nowhere.yaml: No such file or directory; name a readable file or {}"),
+    ("up --config notes.txt", 2, "config: notes.txt: must hold lines `setting: value`, not a str"),
+    (
+        "up --log-level loud",
+        2,
+        "log_level: 'loud' is not one of debug, info, warning, error (from flag --log-level); change the flag",
+    ),
+    ("serve", 2, "serve: no such command (did you mean up?); `paddock --help` lists them"),
+    ("version", 2, "version: no such command (did you mean --version?); `paddock --help` lists them"),
+    ("supervisor", 2, "redis_url is unset: a supervisor needs it; give --redis-url, or use `paddock up`"),
+    (
+        "status --url ftp://x",
+        68,
+        "ftp://x is no address of a server: begin it with http:// or https://; start a gateway with `paddock up`, or "
+        "name another with --url",
+    ),
+    (
+        "bench --modle x",
+        2,
+        "unrecognized arguments: --modle x (did you mean --model?); `paddock bench --help` lists the flags",
+    ),
+    (
+        "drain gatway",
+        2,
+        "drain: argument gateway|worker: 'gatway' is not known (did you mean gateway?); use one of: gateway, worker; "
+        "`paddock drain --help` lists the flags",
+    ),
+    (
+        "drain worker --url http://127.0.0.1:1 --worker-secret s",
+        1,
+        "http://127.0.0.1:1 does not answer ({}); start the worker, or name another with --url",
+    ),
+    (
+        "models plan --models-dir state",
+        2,
+        "models_dir: {}/state: No such file or directory; name a folder of GGUF files",
+    ),
+    ("models verify nobody", 2, "models verify: nobody: not found; `paddock models list` lists what is"),
+    (
+        "import notes.txt",
+        2,
+        "notes.txt: must be a mapping with `models` (llama-swap) or `model_list` (LiteLLM)",
+    ),
+    (
+        "limits set tema red --rpm 5",
+        2,
+        "limits set: argument KIND: 'tema' is not known (did you mean team?); use one of: alias, key, organisation, "
+        "team, user; `paddock limits set --help` tells how it is used",
+    ),
+    (
+        "budgets set team red lots",
+        2,
+        "budgets set: argument AMOUNT: 'lots' is no amount; write it as 100 or 0.5; `paddock budgets set --help` tells "
+        "how it is used",
     ),
     ("run", 2, "run: name a model; `paddock status` lists them"),
     (

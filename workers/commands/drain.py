@@ -18,7 +18,7 @@ import json
 import socket
 import ssl
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import Action, ArgumentError, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -51,6 +51,13 @@ class _Unusable(ValueError):
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise _Unusable(f"drain: {message}; `paddock drain --help` lists the flags")
+
+    def _check_value(self, action: Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            raise ArgumentError(
+                action, f"{value!r} is not known{sources.nearest(str(value), known)}; use one of: {', '.join(known)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +165,8 @@ def _drain(target: Target, options: Namespace) -> int:
         patience_s = asked.get("timeout_s", control.LONGEST_S) + MARGIN_S
         status, told = _ask(target, "POST", path, patience_s, f"Bearer {target.bearer(alive)}")
     except (OSError, HTTPException, ValueError) as error:
-        print(f"paddock: {target.url} does not answer ({error})", file=sys.stderr)
+        remedy = f"start the {target.part}, or name another with --url"
+        print(f"paddock: {target.url} does not answer ({error}); {remedy}", file=sys.stderr)
         return int(Exit.CRASHED)
     if status != 200:
         return command.complain([f"{target.url} refuses to drain ({status}): {_reason(told)}"])

@@ -25,6 +25,8 @@ FORMS = {
     "hf": "is not OWNER/NAME[:QUANT][@REVISION], such as Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M",
 }
 """Field whose values have a form -> what is wrong with others, in place of the form's regular expression."""
+OF_HUB = re.compile(r"^https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<reference>[\w.-]+/[\w.-]+)")
+"""The address of a model's page."""
 
 _AT = re.compile(r"^(?P<what>.*?) - at (?P<key>`key` in )?`(?P<path>\$[^`]*)`$", re.DOTALL)
 _STEP = re.compile(r"\.(?P<key>\w+)|\[(?P<number>\d+)\]|(?P<any>\[\.\.\.\])")
@@ -150,7 +152,12 @@ def _words(what: str, path: tuple[Step, ...], document: Any, kind: Any) -> str:
     if missing := _MISSING.match(what):
         return f"`{missing[1]}` is missing"
     if path and path[-1] in FORMS and "matching regex" in what:
-        return f"{_at(document, path)!r:.80} {FORMS[str(path[-1])]}"
+        value = _at(document, path)
+        address = OF_HUB.match(str(value)) if path[-1] == "hf" else None
+        meant = f" (did you mean {address['reference']}?)" if address else ""
+        return f"{value!r:.80} {FORMS[str(path[-1])]}{meant}"
+    if not path and document is None:
+        return "it is empty; write a list of `models` into it"
     return what[:1].lower() + what[1:]
 
 
@@ -165,7 +172,8 @@ def _meant(what: str, path: tuple[Step, ...], kind: Any) -> str | None:
     for step in path:
         there = tuple(inner for one in there for inner in _inner(one, step))
     for known in (_fields(there, {}), _fields(whole, {}, deep=True)):
-        if close := difflib.get_close_matches(unknown[1], sorted(known), n=1):
+        beginning = [name for name in sorted(known) if len(unknown[1]) > 2 and name.startswith(unknown[1])]
+        if close := difflib.get_close_matches(unknown[1], sorted(known), n=1) or beginning:
             return close[0]
     return None
 

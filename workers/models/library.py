@@ -60,6 +60,11 @@ def wanted(settings: SupervisorSettings) -> Catalog:
     """Return the catalog that the settings ask for: a catalog's file, or one entry made of a GGUF file, a model of the
     hub, or the demo. All paths in it are absolute, since workers can run in another folder. Raises CatalogError."""
     given = [name for name in ("catalog", "model", "hf") if getattr(settings, name)]
+    if settings.model and re.match(r"https?:/", str(settings.model)):
+        raise CatalogError(
+            f"--model: {settings.model} is no file; name a model of the hub by --hf OWNER/NAME[:QUANT], or download "
+            "the file first"
+        )
     if len(given) > 1:
         flags = " and ".join(f"--{name}" for name in given)
         raise CatalogError(f"{flags} each say what to serve; give one of them (`paddock config show` tells from where)")
@@ -321,6 +326,12 @@ def check_template(model: ModelSpec) -> None:
     path = Path(model.chat_template).expanduser()
     try:
         check_regular(path)
+    except FileNotFoundError:
+        if model.chat_template not in TEMPLATE_NAMES:
+            raise ModelUnusable(
+                f"model {model.name}: chat_template: no file {path}; give a Jinja file, or a name such as chatml "
+                "(docs/chat-templates.md)"
+            ) from None
     except (NotAFile, IsADirectoryError) as error:
         raise ModelUnusable(f"model {model.name}: chat_template: {path}: {error.strerror}; give a Jinja file") from None
     except (OSError, ValueError):  # the name of a template that comes with Paddock, or the worker tells
@@ -334,6 +345,10 @@ def check_gguf(path: Path, name: str) -> None:
             head = file.read(HEADER_BYTES)
     except FileNotFoundError:
         raise ModelUnusable(f"model {name}: no file {path}; check the path") from None
+    except IsADirectoryError:
+        raise ModelUnusable(
+            f"model {name}: {path} is a folder; name a GGUF file in it, or serve all that lies in it by --models-dir"
+        ) from None
     except OSError as error:
         raise ModelUnusable(f"model {name}: {path}: {error.strerror}; it must be a readable file") from None
     if head[:4] != MAGIC:

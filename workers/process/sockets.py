@@ -107,7 +107,7 @@ def listen_unix(path: Path, mode: int) -> socket.socket:
             own.unlink(missing_ok=True)
         told = error.strerror or str(error)
         raise OSError(
-            error.errno, f"can't listen on the Unix socket {path}: {told}; give a short path in a folder of yours"
+            f"can't listen on the Unix socket {path}: {told}; give a short path in a folder of yours"
         ) from None
     sock.setblocking(False)
     return sock
@@ -116,15 +116,13 @@ def listen_unix(path: Path, mode: int) -> socket.socket:
 def _check_free(path: Path) -> None:
     """Raise PortTaken if a server listens at this path, OSError if no socket can lie there."""
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
-        raise OSError(
-            errno.ENAMETOOLONG, f"{path} has more than {MAX_PATH_BYTES} bytes, too many for a socket; give a short path"
-        )
+        raise OSError(f"{path} has more than {MAX_PATH_BYTES} bytes, too many for a socket; give a short path")
     try:
         kind = path.lstat().st_mode
     except OSError:
         return  # there is nothing, or nothing that can be looked at, which `bind` will say
     if not stat.S_ISSOCK(kind):
-        raise OSError(errno.EEXIST, f"{path} is there and is no socket; give another path")
+        raise OSError(f"{path} is there and is no socket; give another path for the socket")
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(ASKED_S)
         try:

@@ -162,7 +162,7 @@ def test_what_is_wrong_is_one_line(server: ScriptedServer, chat: Chat, state: Pa
     assert error.endswith("start a gateway with `paddock up`, or name another with --url\n")
     server.replies = [MODELS]
     assert "nothing came in on standard input" in chat(" \n")[2]
-    for flags, words in ((("--prot", "1"), "did you mean --port?"), (("--max-tokens", "x"), "--max-tokens")):
+    for flags, words in ((("--prot", "1"), "did you mean --prompt?"), (("--max-tokens", "x"), "--max-tokens")):
         code, _, error = chat("hi", *flags)
         assert (code, error.count("\n")) == (2, 1)
         assert words in error

@@ -103,7 +103,7 @@ def test_something_that_is_no_paddock_answers(asked: Asked, capsys: pytest.Captu
     [
         (("worker", "--worker-secret", "hush"), "worker_port is 0"),
         (("gateway", "--url", "ftp://x", "--gateway-secret", "hush"), "no address"),
-        (("redis",), "invalid choice"),
+        (("redis",), "'redis' is not known; use one of: gateway, worker"),
         ((), "required"),
         (("gateway", "--timeout-s", "soon"), "--timeout-s: it must be a number of seconds from 0 to 86400"),
         (("gateway", "--timeout-s", "nan", "--url", "http://127.0.0.1:1", "--gateway-secret", "hush"), "and is 'nan'"),

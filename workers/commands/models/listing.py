@@ -30,7 +30,8 @@ def run(request: Request) -> Exit:
         return Exit.OK
     print(table(_COLUMNS, items, request.width))
     bound = f" of {size_text(settings.models_mib << 20)} (models_mib)" if settings.models_mib else ""
-    print(f"\n{library.folder}: {size_text(kept)}{bound}")
+    told = f"{size_text(kept)}{bound}" if library.folder.is_dir() else "there is no such folder yet"
+    print(f"\n{library.folder}: {told}")
     return Exit.OK
 
 

@@ -300,5 +300,5 @@ def test_a_missing_or_odd_file(tmp_path: Path, model: Path) -> None:
     check_gguf(model, "m")
     with pytest.raises(ModelUnusable, match=r"model m: no file .*none\.gguf"):
         check_gguf(tmp_path / "none.gguf", "m")
-    with pytest.raises(ModelUnusable, match="Is a directory"):
+    with pytest.raises(ModelUnusable, match="is a folder; name a GGUF file in it"):
         check_gguf(tmp_path, "m")
