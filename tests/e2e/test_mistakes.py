@@ -31,7 +31,7 @@ FILES = {
     "missing.yaml": "models: [{name: m, path: nowhere.gguf}]",
     "alias.yaml": "models: [{name: m, path: demo.gguf}]\naliases: {gpt-4o: n}",
     "setting.yaml": "prot: 9000",
-    "rules.yaml": "models: [{name: m, path: x.gguf}, {name: m, path: x.gguf}]\naliases: {a: n, b: {targets: [o]}}",
+    "rules.yaml": "models: [{name: m, hf: a/b}, {name: m, path: x.gguf}]\naliases: {a: n, b: {targets: [o]}}",
     "gone.yaml": "models: [{name: m, path: gone.gguf}, {name: n, path: page.gguf, projector: lost.gguf}]",
     "broken.yaml": "models: [",
     "tabs.yaml": "models:\n\t- {name: m}",
@@ -189,10 +189,11 @@ BEFORE_ANYTHING_RUNS = [
     (
         "up --catalog rules.yaml",
         2,
-        "rules.yaml: 3 faults:\n"
+        "rules.yaml: 4 faults:\n"
         "  models[1] (m): the name is used twice; rename one of the two models\n"
         "  aliases.a: no model is named 'n'; use one of: m\n"
-        "  aliases.b.targets[0]: no model is named 'o'; use one of: m",
+        "  aliases.b.targets[0]: no model is named 'o'; use one of: m\n"
+        "  model m: no file {}/x.gguf; check the path",
     ),
     (
         "up --catalog gone.yaml",

@@ -6,7 +6,7 @@ A catalog is YAML or JSON. Its JSON Schema is published as `docs/catalog.schema.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -114,11 +114,20 @@ class CatalogError(ValueError):
     """The catalog can't be used; the message names the file, the place in it and the remedy."""
 
 
-def check(catalog: Catalog, origin: str) -> Catalog:
+FindFaults = Callable[[Catalog], Iterable[str]]
+"""Returns what else is wrong with a catalog, for whoever mends it: such as files that are missing on this machine."""
+
+
+def no_faults(catalog: Catalog) -> tuple[str, ...]:
+    """Return nothing: the default `beside` of those who read catalogs."""
+    return ()
+
+
+def check(catalog: Catalog, origin: str, beside: FindFaults = no_faults) -> Catalog:
     """Return the catalog if it keeps the rules that a schema can't express. Raises CatalogError, which tells all that
-    it breaks. `origin`: name of the catalog's file for the message."""
+    it breaks, and what is wrong `beside` that. `origin`: name of the catalog's file for the message."""
     if faults := [*islice(broken_rules(catalog), MOST_LOOKED_FOR)]:
-        raise CatalogError(told(f"{origin}: ", faults))
+        raise CatalogError(told(f"{origin}: ", [*faults, *beside(catalog)]))
     return catalog
 
 
@@ -250,27 +259,27 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def load(path: Path) -> Catalog:
+def load(path: Path, beside: FindFaults = no_faults) -> Catalog:
     """Return the checked catalog of a YAML or JSON file. Raises CatalogError."""
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise CatalogError(f"{path}: {error.strerror}; --catalog must name a readable file") from None
-    return parse(raw, path)
+    return parse(raw, path, beside)
 
 
-def parse(raw: bytes, path: Path) -> Catalog:
+def parse(raw: bytes, path: Path, beside: FindFaults = no_faults) -> Catalog:
     """Return the checked catalog in the contents of the file `path`. Raises CatalogError."""
     try:
         document = load_yaml(raw.decode())
     except (YamlInvalid, UnicodeDecodeError) as error:
         raise CatalogError(f"{path}: not valid YAML or JSON: {error}") from None
-    return convert(document, str(path))
+    return convert(document, str(path), beside)
 
 
-def convert(document: Any, origin: str) -> Catalog:
+def convert(document: Any, origin: str, beside: FindFaults = no_faults) -> Catalog:
     """Return the checked catalog of a parsed YAML or JSON document. Raises CatalogError, which tells all faults of the
-    document's form, or once there are none, all rules that it breaks."""
+    document's form, or once there are none, all rules that it breaks, and what is wrong `beside` these."""
     try:
         catalog = msgspec.convert(document, Catalog)
     except msgspec.ValidationError as error:
@@ -279,7 +288,7 @@ def convert(document: Any, origin: str) -> Catalog:
         place = "" if origin == SETTINGS else f"{origin}: "
         text = told(place, faults or [str(error)])
         raise CatalogError(f"{text}; see docs/catalog.md for what each field takes") from None
-    return check(catalog, origin)
+    return check(catalog, origin, beside)
 
 
 SETTINGS = "settings"

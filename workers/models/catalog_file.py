@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from workers.models.catalog import Catalog, CatalogError, parse
+from workers.models.catalog import Catalog, CatalogError, FindFaults, no_faults, parse
 
 POLL_S = 1.0
 """Seconds between two looks at a file. A change counts once two looks in a row have found the same."""
@@ -23,8 +23,10 @@ class CatalogFile:
 
     It is compared by its contents, since the times of files in mounted volumes (such as a ConfigMap's) tell little."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, beside: FindFaults = no_faults) -> None:
+        """`beside` returns what else is to be told of contents that break rules."""
         self.path = path
+        self._beside = beside
         self._judged = GONE
         """Digest of the contents that were read last, whether they could be used or not."""
         self._seen = GONE
@@ -38,7 +40,7 @@ class CatalogFile:
             self._judged = self._seen = GONE
             raise CatalogError(f"{self.path}: {error.strerror}; --catalog must name a readable file") from None
         self._judged = self._seen = _digest(raw)
-        return parse(raw, self.path)
+        return parse(raw, self.path, self._beside)
 
     def poll(self) -> Catalog | None:
         """Return the catalog if the file has changed and has stayed so since the last call; None: there is nothing new.

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -76,7 +77,14 @@ def wanted(settings: SupervisorSettings) -> Catalog:
     if told_twice:
         names = ", ".join(told_twice)
         raise CatalogError(f"{names}: with a catalog, say this per model in {settings.catalog} and leave it out here")
-    return with_paths(catalog.load(settings.catalog), settings.catalog)
+    return with_paths(catalog.load(settings.catalog, partial(missing_files, settings.catalog)), settings.catalog)
+
+
+def missing_files(file: Path, found: Catalog) -> Iterator[str]:
+    """Yield what is wrong with the local files that the catalog of this file names for this machine."""
+    for model in with_absolute_paths(found, file.resolve().parent).models:
+        if model.workers:
+            yield from _file_faults(model)
 
 
 def with_paths(found: Catalog, file: Path) -> Catalog:

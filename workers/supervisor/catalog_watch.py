@@ -6,12 +6,13 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from workers.models.catalog import Catalog, CatalogError
 from workers.models.catalog_file import POLL_S, CatalogFile
-from workers.models.library import Library, ModelUnusable, with_paths
+from workers.models.library import Library, ModelUnusable, missing_files, with_paths
 from workers.supervisor.loading.inventory import Rules
 from workers.supervisor.output import Console
 from workers.supervisor.plan import Site, replan
@@ -28,7 +29,7 @@ class CatalogWatch:
         self, path: Path, library: Library, site: Site, console: Console, residents: Residents | None = None
     ) -> None:
         """`residents`: loads models on demand; None: all workers run from the start."""
-        self._file = CatalogFile(path)
+        self._file = CatalogFile(path, partial(missing_files, path))
         self._library = library
         self._console = console
         self._site = site

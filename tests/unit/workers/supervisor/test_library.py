@@ -11,7 +11,7 @@ import pytest
 
 from workers.llama.gguf import read_header
 from workers.llama.native import ModelError
-from workers.models.catalog import Catalog, CatalogError
+from workers.models.catalog import Catalog, CatalogError, load
 from workers.models.library import DEMO_ALIAS, Library, ModelUnusable, check_gguf, demo, wanted
 from workers.models.spec import AdapterSpec, ModelSpec
 from workers.served_text import TemplateFileUnusable, template_of
@@ -160,7 +160,7 @@ def refused(folder: Path, text: str) -> list[str]:
     file = folder / "catalog.yaml"
     file.write_text(text)
     with pytest.raises(CatalogError) as caught:
-        wanted(SupervisorSettings(catalog=file))
+        load(file)
     head, *lines = str(caught.value).split("\n  ")
     return [head.removeprefix(f"{file}: "), *lines]
 
@@ -191,6 +191,22 @@ default: {chat: nobody}
         "models_max: it is 1, and 2 models stay loaded (a, b); raise it, or give some of them `residency: {min: 0}`",
         "and 1 more",
     ]
+
+
+def test_files_that_are_missing_are_told_with_broken_rules(tmp_path: Path, model: Path) -> None:
+    file = tmp_path / "catalog.yaml"
+    file.write_text(
+        f"models: [{{name: a, path: '{model}'}}, {{name: b, path: gone.gguf}}, {{name: c, path: x, workers: 0}}]\n"
+        "aliases: {d: nobody}\n"
+    )
+    told = (
+        f"{file}: 2 faults:\n"
+        "  aliases.d: no model is named 'nobody'; use one of: a, b, c\n"
+        f"  model b: no file {tmp_path}/gone.gguf; check the path"
+    )
+    with pytest.raises(CatalogError) as started:
+        wanted(SupervisorSettings(catalog=file))
+    assert str(started.value) == told
 
 
 def test_what_is_wrong_with_one_entry_hides_no_fault_of_another(tmp_path: Path) -> None:
