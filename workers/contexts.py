@@ -1,5 +1,5 @@
-"""Opens the contexts of a worker that generates text: its model's, with as many KV cells as fit, and that of a second,
-smaller model which drafts for it."""
+"""Opens the contexts of workers: of one that generates text, with as many KV cells as fit, beside a smaller model that
+drafts for it; and of one that makes vectors and scores."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import logging
 from pathlib import Path
 
 from workers.engine.speculation.draft_model import DraftModel
-from workers.footprint.kv_plan import free_for_cache, kv_shape, plan_kv
+from workers.footprint.devices import free_bytes as main_memory_free
+from workers.footprint.kv_plan import free_for_cache, kv_shape, outputs_too_large, plan_kv
 from workers.llama.context import Context
 from workers.llama.memory import MemoryKind
 from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.model_params import LEARNED_POSITIONS
 from workers.llama.native import closed_on_error
+from workers.llama.pooling import PooledContext, Pooling
 from workers.models.generation import DraftSpec
 from workers.models.spec import LlamaSettings, ModelSpec
 
@@ -147,3 +149,36 @@ def _contexts(model: Model, spec: ModelSpec, draft: Model | None, kv_tokens: int
     with closed_on_error(context):
         settings = draft_settings(spec.llama, wanted)
         return context, Context(draft, settings, slots=spec.slots, kv_tokens=context.kv_tokens)
+
+
+def make_pooled_context(
+    model: Model, spec: ModelSpec, pooling: Pooling, *, free_bytes: int | None, workers: int
+) -> PooledContext:
+    """Make the context for pooled work. Raises ModelError, ModelTooLarge. Encoders have no KV cache. A decoder's cache
+    has room for two of the longest inputs, unless `kv_tokens` is set: others are read between parts of a long one.
+    `free_bytes` and `workers`: as `plan_kv` has them."""
+    llama, trained = spec.llama, model.facts.n_ctx_train
+    n_ctx = spec.ctx or trained
+    if n_ctx > trained:
+        logger.warning("ctx %d is more than the %d tokens that the model was trained for", n_ctx, trained)
+        n_ctx = trained if model.encoder_only and not llama.scales_positions else n_ctx
+    shortage = outputs_too_large(n_vocab=model.vocab.num_tokens, n_ubatch=llama.n_ubatch, free_bytes=main_memory_free())
+    if shortage:
+        raise ModelTooLarge(shortage)
+    kv_tokens = 0
+    if not model.encoder_only:
+        shape = kv_shape(model.header)
+        plan = plan_kv(
+            slots=2,
+            n_ctx=n_ctx,
+            kv_tokens=spec.kv_tokens,
+            bytes_per_token=shape.bytes_per_token(llama.cache_type_k, llama.cache_type_v) if shape else 0.0,
+            free_bytes=free_bytes,
+            workers=workers,
+        )
+        n_ctx, kv_tokens = plan.n_ctx, plan.kv_tokens
+        if plan.reason:
+            logger.warning("inputs of up to %d tokens over %d KV cells: %s", n_ctx, kv_tokens, plan.reason)
+    context = PooledContext(model, llama, pooling=pooling, n_ctx=n_ctx, kv_tokens=kv_tokens, num_sequences=spec.slots)
+    logger.info("pooling %s, inputs of up to %d tokens", pooling.name.lower(), context.longest)
+    return context

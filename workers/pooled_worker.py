@@ -10,12 +10,13 @@ import msgspec
 
 from workers.chat.prompts import Prompts
 from workers.chat.renderer import Renderer
+from workers.contexts import make_pooled_context
 from workers.engine.pooled.engine import PooledEngine
 from workers.engine.watchdog import Watchdog
 from workers.footprint.devices import free_bytes as main_memory_free
-from workers.footprint.kv_plan import free_for_cache, kv_shape, outputs_too_large, plan_kv
+from workers.footprint.kv_plan import free_for_cache
 from workers.llama.devices import Devices
-from workers.llama.model import Model, ModelError, ModelTooLarge
+from workers.llama.model import Model, ModelError
 from workers.llama.pooling import PooledContext, PooledInputs, Pooling, media_fault, n_ubatch_of, pooling_of
 from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.metrics.worker import WorkerMetrics
@@ -166,36 +167,3 @@ def _open_media(
         return None
     n_ubatch = n_ubatch_of(spec.llama)
     return open_media(opened, model, spec, n_ubatch=n_ubatch, max_bytes=settings.media_cache_mib << 20)
-
-
-def make_pooled_context(
-    model: Model, spec: ModelSpec, pooling: Pooling, *, free_bytes: int | None, workers: int
-) -> PooledContext:
-    """Make the context for pooled work. Raises ModelError, ModelTooLarge. Encoders have no KV cache. A decoder's cache
-    has room for two of the longest inputs, unless `kv_tokens` is set: others are read between parts of a long one.
-    `free_bytes` and `workers`: as `plan_kv` has them."""
-    llama, trained = spec.llama, model.facts.n_ctx_train
-    n_ctx = spec.ctx or trained
-    if n_ctx > trained:
-        logger.warning("ctx %d is more than the %d tokens that the model was trained for", n_ctx, trained)
-        n_ctx = trained if model.encoder_only and not llama.scales_positions else n_ctx
-    shortage = outputs_too_large(n_vocab=model.vocab.num_tokens, n_ubatch=llama.n_ubatch, free_bytes=main_memory_free())
-    if shortage:
-        raise ModelTooLarge(shortage)
-    kv_tokens = 0
-    if not model.encoder_only:
-        shape = kv_shape(model.header)
-        plan = plan_kv(
-            slots=2,
-            n_ctx=n_ctx,
-            kv_tokens=spec.kv_tokens,
-            bytes_per_token=shape.bytes_per_token(llama.cache_type_k, llama.cache_type_v) if shape else 0.0,
-            free_bytes=free_bytes,
-            workers=workers,
-        )
-        n_ctx, kv_tokens = plan.n_ctx, plan.kv_tokens
-        if plan.reason:
-            logger.warning("inputs of up to %d tokens over %d KV cells: %s", n_ctx, kv_tokens, plan.reason)
-    context = PooledContext(model, llama, pooling=pooling, n_ctx=n_ctx, kv_tokens=kv_tokens, num_sequences=spec.slots)
-    logger.info("pooling %s, inputs of up to %d tokens", pooling.name.lower(), context.longest)
-    return context

@@ -20,7 +20,7 @@ from llama_cpp import llama_cpp as c
 from llama_cpp import mtmd_cpp as m
 from msgspec.structs import replace
 
-from workers.contexts import load_draft, make_contexts
+from workers.contexts import load_draft, make_contexts, make_pooled_context
 from workers.footprint.breakdown import context_bytes, projector_bytes
 from workers.footprint.layers import layers_of, mapped_bytes
 from workers.footprint.rehearsal import Answer, DryRun, Question, Refusal, Rehearsed
@@ -32,7 +32,6 @@ from workers.llama.native import native_log
 from workers.llama.pooling import PooledContext, is_pooled, pooling_of
 from workers.llama.trial import without_devices
 from workers.models.spec import NO_PROJECTOR, LlamaSettings, ModelSpec
-from workers.pooled_worker import make_pooled_context
 from workers.process.limits import bound_cpu, bound_memory, keep_little
 from workers.process.parent_death import end_with_parent
 from workers.service.calls.lanes import prompts_at_once

@@ -16,10 +16,10 @@ from workers.models.spec import NO_PROJECTOR, ModelSpec
 
 MIB = 1 << 20
 
-CHAT_BYTES = int(86.5 * MIB)
+CHAT_BYTES = int(84.5 * MIB)
 """A worker that generates text, and the process that loads its vocabulary once more."""
 
-POOLED_BYTES = int(84.7 * MIB)
+POOLED_BYTES = int(82.7 * MIB)
 """The same of a worker for vectors and scores."""
 
 RENDERER_BYTES = 17 * MIB

@@ -19,6 +19,7 @@ from tests.support.pooled_models import write_bert, write_two_way_llama
 from tests.support.small_models import HEAD, N_CTX, WORDS, write_small_model
 from workers.constraint import forks
 from workers.constraint.forks import Forks
+from workers.contexts import make_pooled_context
 from workers.engine.disk.fingerprint import context_facts
 from workers.footprint.kv_plan import kv_shape
 from workers.llama.gguf import read_header
@@ -28,7 +29,6 @@ from workers.llama.tokens.tokenizer import GuardedTokenizer, TokenProcesses
 from workers.llama.trial import tried
 from workers.models.overrides import TensorOverride
 from workers.models.spec import LlamaSettings, ModelSpec
-from workers.pooled_worker import make_pooled_context
 
 TOKENS = WORDS[:60]
 

@@ -212,7 +212,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cells by number": {"kv_tokens": 4096, "ctx": 1024},
     "cells of f32": {"llama": {"cache_type_k": "f32", "cache_type_v": "f32"}},
     "cells of q8_0": {"llama": {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}},
-    "no flash attention": {"llama": {"flash_attn": "off"}, "slots": 4},
+    "no flash attention": {"llama": {"flash_attn": "off"}, "slots": 4, "ctx": 1024},
     "large steps": {"llama": {"n_ubatch": 2048}},
     "small steps": {"llama": {"n_ubatch": 64}},
     "not mapped": {"llama": {"use_mmap": False}},
