@@ -41,6 +41,7 @@ ADMIN = {
     "ps": "the models that are loaded or load now",
     "top": "the same as status, live, with the calls that run",
     "stop": "unloads a model, when its calls have ended",
+    "restart": "has a worker finish its calls, and start anew; --dry-run says first what that means",
     "keys": "API keys: list, show, create, update, rotate, block, delete; make one for the settings",
     "teams": "teams: list, show, create, update, block, delete",
     "users": "users: the same",

@@ -74,6 +74,7 @@ it. An unknown key or flag is an error, an unknown `PADDOCK_*` variable a warnin
 | `paddock pull` | the same as `paddock models pull` |
 | `paddock status`, `ps`, `top` | what runs; once, briefly, live: [operations.md](operations.md#is-it-well) |
 | `paddock stop MODEL` | unloads a model when its calls have ended |
+| `paddock restart WORKER` | has a worker finish its calls, and start anew: [api.md](api.md#draining-one-worker) |
 | `paddock logs [NAME ...] [-f]` | what the processes of this machine have written |
 | `paddock run MODEL [PROMPT]` | a chat with this model, or its answer to a prompt |
 | `paddock chat` | talk to a model in the terminal, or answer what comes in on a pipe; see [client.md](client.md) |

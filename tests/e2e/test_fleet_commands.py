@@ -1,4 +1,4 @@
-"""`paddock status`, `ps`, `top`, `stop`, `run` and `logs`: what a person sees of a fleet that runs."""
+"""`paddock status`, `ps`, `top`, `stop`, `restart`, `run` and `logs`: what a person sees of a fleet that runs."""
 
 from __future__ import annotations
 
@@ -155,6 +155,19 @@ def test_run_answers_a_prompt(paddock: Program) -> None:
 
 def test_stop_unloads(paddock: Program) -> None:
     assert "when its calls have ended" in paddock.ok("stop large").out
+
+
+def test_restart_says_what_it_does(paddock: Program, stack: Stack) -> None:
+    (stack.folder / "spare").mkdir()  # for its log
+    worker = stack.fake_worker("spare", worker_id="spare/0")
+    stack.wait_until_listed(stack.gateways[0], "spare")
+    told = paddock.ok("restart spare/0 --dry-run").out
+    assert "spare/0 has no calls, and ends at once." in told
+    assert "No other worker of spare takes calls" in told
+    assert worker.popen.poll() is None
+    assert paddock.ok("restart spare/0").out == told
+    assert worker.popen.wait(PATIENCE_S) == Exit.DRAINED
+    assert "No worker 'nobody' is registered" in paddock.refused("restart nobody", Exit.REFUSED)
 
 
 @pytest.fixture

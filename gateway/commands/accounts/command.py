@@ -60,6 +60,7 @@ COMMANDS: Mapping[str, Add] = {
     "ps": fleet.add_ps,
     "top": fleet.add_top,
     "stop": fleet.add_stop,
+    "restart": fleet.add_restart,
     "login": login.add_login,
     "logout": login.add_logout,
 }

@@ -1,4 +1,4 @@
-"""`paddock status`, `ps`, `top`, `stop`: shows what runs, over the admin API, and stops models."""
+"""`paddock status`, `ps`, `top`, `stop`, `restart`: shows what runs, stops models, renews workers, by the admin API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.api.overview.rows import Overview
 from gateway.client.calls import unload_model
-from gateway.commands.accounts.api import Answer
+from gateway.commands.accounts.api import Answer, path_of
 from gateway.commands.accounts.parser import Call, Result, Unusable, add_command
 from gateway.commands.fleet import screen
 from gateway.commands.fleet.pages import Slots, models_table, read_overview, slots_table, status_page
@@ -32,6 +32,12 @@ def add_top(parsers: object, name: str, about: str) -> None:
 def add_stop(parsers: object, name: str, about: str) -> None:
     parser = add_command(parsers, name, _stop, about)
     parser.add_argument("model", metavar="MODEL", help="as `paddock ps` names it")
+
+
+def add_restart(parsers: object, name: str, about: str) -> None:
+    parser = add_command(parsers, name, _restart, about)
+    parser.add_argument("worker", metavar="WORKER", help="as `paddock status` names it")
+    parser.add_argument("--dry-run", action="store_true", help="only says what it would do")
 
 
 def _status(call: Call) -> Result:
@@ -73,6 +79,15 @@ def _stop(call: Call) -> Result:
     call.api.send(unload_model(call.options.model))
     told = f"{call.options.model} is unloaded when its calls have ended. A call, or `paddock run`, loads it again"
     return Result(None, f"{told} if it loads on demand; `paddock status` shows what becomes of it.")
+
+
+def _restart(call: Call) -> Result:
+    worker = call.options.worker
+    plan = call.api.get("/admin/plan", action="drain", worker=worker)
+    told = "\n".join(plan.document["sentences"])
+    if call.options.dry_run:
+        return Result(plan, told)
+    return Result(call.api.post(path_of("workers", worker, "drain")), told)
 
 
 def _look(call: Call, **query: str) -> tuple[Answer, Overview, Slots]:
