@@ -39,7 +39,8 @@ for at, name in ipairs(KEYS) do
       texts[#texts + 1] = struct.pack(">I4", #text) .. text
       bytes = bytes + #text
     end
-    count = read <= FEW_BYTES and math.min(2 * count, MOST) or FEWEST
+    local left = math.ceil((most - #texts) / (is_hash and 2 or 1))
+    count = read <= FEW_BYTES and math.max(FEWEST, math.min(2 * count, MOST, left)) or FEWEST
   until cursor == "0" or #texts >= most or bytes >= bound
   local text = table.concat(texts)
   if kind == 1 then text = struct.pack(">I4", #cursor) .. cursor .. text end
