@@ -26,13 +26,17 @@ SHARED = (
 )
 """Settings that a draft model has from its model. Others, such as those of positions, are about the model itself."""
 
+DRAFT_UBATCH = 128
+"""Maximum micro-batch of a draft model. Its compute buffer grows with that, and is taken from the first conversation on
+that it reads: with 512 it is a third of what a small model and its draft take."""
+
 REMEDY = "take a smaller model of the same family, or leave `speculation.draft` out"
 
 
 def draft_settings(llama: LlamaSettings, draft: DraftSpec) -> LlamaSettings:
     """Return the settings of a draft model beside a model with the settings `llama`. All its cells are kept, also those
     behind a sliding window: its memory must be one that can drop the last tokens."""
-    shared = {name: getattr(llama, name) for name in SHARED}
+    shared = {name: getattr(llama, name) for name in SHARED} | {"n_ubatch": min(llama.n_ubatch, DRAFT_UBATCH)}
     return LlamaSettings(**shared, n_gpu_layers=draft.n_gpu_layers, swa_full=True)
 
 

@@ -31,6 +31,7 @@ from workers.llama.model import Model, ModelError, ModelTooLarge
 from workers.llama.native import native_log
 from workers.llama.pooling import PooledContext, is_pooled, pooling_of
 from workers.llama.trial import without_devices
+from workers.media.bounds import NUM_DECODERS
 from workers.models.spec import NO_PROJECTOR, LlamaSettings, ModelSpec
 from workers.process.limits import bound_cpu, bound_memory, keep_little
 from workers.process.parent_death import end_with_parent
@@ -88,6 +89,7 @@ def rehearse(question: Question) -> DryRun:
             mapped=mapped_bytes(header) if maps else 0,
             n_vocab=model.facts.n_vocab,
             helpers=prompts_at_once(),
+            decoders=NUM_DECODERS if _sees_or_hears(question.spec) else 0,
             draft=told[1] if len(told) > 1 else None,
             draft_mapped=mapped_bytes(draft.header) if draft is not None and maps else 0,
             projector=_projector_bytes(question.spec),
@@ -153,8 +155,12 @@ def _state_bytes() -> int:
     return int(sum(map(float, native_log().found(_STATES))) * 2**20)
 
 
+def _sees_or_hears(spec: ModelSpec) -> bool:
+    return spec.projector not in ("", NO_PROJECTOR)
+
+
 def _projector_bytes(spec: ModelSpec) -> int:
-    if spec.projector in ("", NO_PROJECTOR):
+    if not _sees_or_hears(spec):
         return 0
     params = m.mtmd_context_params_default()
     params.use_gpu, params.warmup = False, False

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from workers.footprint.footprint import Footprint, Share
 from workers.footprint.rehearsal import DryRun, Rehearsed
-from workers.models.spec import NO_PROJECTOR, ModelSpec
+from workers.models.spec import ModelSpec
 
 MIB = 1 << 20
 
@@ -28,8 +28,8 @@ RENDERER_BYTES = 17 * MIB
 TOKENIZER_BYTES = int(1.9 * MIB)
 """A process that tokenises long texts: a fork, which shares the vocabulary."""
 
-DECODER_BYTES = 12 * MIB
-"""The process that decodes pictures and sounds."""
+DECODER_BYTES = int(21.7 * MIB)
+"""A process that decodes pictures and sounds."""
 
 CONSTRAINT_BYTES = 375
 """What a token of the vocabulary takes where answers are held to a schema."""
@@ -56,7 +56,7 @@ def predict(run: DryRun, spec: ModelSpec, *, bounds: Bounds | None = None, gpus:
     loaded, later = _adapters(run, bounds)
     growth = bounds.cache_ram_bytes * (run.kind == "chat") + later
     growth += bounds.media_cache_bytes if run.projector else 0
-    other = _other_bytes(run, has_projector=spec.projector not in ("", NO_PROJECTOR))
+    other = _other_bytes(run)
     used = gpus if spec.llama.uses_devices else ()
     if not used:
         return _on_processor(run, loaded, other=other, growth=growth)
@@ -71,12 +71,11 @@ def _adapters(run: DryRun, bounds: Bounds) -> tuple[int, int]:
     return at_start, min(later, max(0, bounds.adapters_bytes - at_start)) if bounds.adapters_bytes else later
 
 
-def _other_bytes(run: DryRun, *, has_projector: bool) -> int:
+def _other_bytes(run: DryRun) -> int:
     base = POOLED_BYTES + run.helpers * TOKENIZER_BYTES
     if run.kind == "chat":
         base = CHAT_BYTES + run.helpers * (RENDERER_BYTES + TOKENIZER_BYTES) + run.n_vocab * CONSTRAINT_BYTES
-    if has_projector:
-        base += DECODER_BYTES
+    base += run.decoders * DECODER_BYTES
     # The vocabulary is loaded a second time, by the process that tokenises.
     return base + 2 * run.vocabulary + run.structures
 

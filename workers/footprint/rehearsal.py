@@ -51,6 +51,8 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     n_vocab: int = 0
     helpers: int = 0
     """How many prompts the worker makes at once: it has as many processes for each step of that."""
+    decoders: int = 0
+    """How many processes decode pictures and sounds."""
     draft: Rehearsed | None = None
     draft_mapped: int = 0
     projector: int = 0

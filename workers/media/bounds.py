@@ -13,6 +13,10 @@ MIN_SECONDS = 0.1
 """Minimum length of a sound: of one sample libmtmd ends the process, and of less than two frames some encoders do."""
 
 
+NUM_DECODERS = 2
+"""Number of helper processes that decode: while one does a team's picture, the other serves other teams."""
+
+
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
     """Bounds the media that one prompt may have."""

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from workers.llama.media.parts import Picture, Sound
-from workers.media.bounds import MediaLimits
+from workers.media.bounds import NUM_DECODERS, MediaLimits
 from workers.media.messages import Answer, Kind, Pixels, Question, Refused, Setup
 from workers.process.helper_pool import HelperPool
 from workers.process.helper_process import NotStarted, ProcessEnded, TookTooLong
@@ -27,9 +27,6 @@ from workers.protocol.requests import Medium
 START_S = 30.0
 DECODE_S = 5.0
 """Maximum seconds for decoding one medium. The slowest that are accepted take less (docs/media.md)."""
-
-NUM_PROCESSES = 2
-"""Default number of helper processes: while one decodes a team's picture, the other serves other teams."""
 
 SMALLER = {"picture": "send a smaller picture", "sound": "send a shorter sound, or one channel of it"}
 
@@ -48,7 +45,7 @@ class MediaDecoder:
         sees: bool,
         decode_s: float = DECODE_S,
         start_s: float = START_S,
-        number: int = NUM_PROCESSES,
+        number: int = NUM_DECODERS,
     ) -> None:
         """`sample_rate`: of the sounds that the projector reads; None: it reads none. `sees`: whether it reads
         pictures. `number`: how many processes; without `start` each starts when it is first needed."""

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support.deep_copies import write_deep_copy
 from tests.support.pooled_models import (
     write_bert,
     write_rank_decoder,
@@ -49,7 +50,11 @@ ROUNDS = 4
 comes with all cells in use is chance on a busy machine. What is predicted too low fails all the sooner for it."""
 
 FILLINGS = 3
-"""How many conversations there are for each that the cells have room for: they do not all come at the same moment."""
+"""How often prompts fill all cells."""
+LASTING = 128
+"""Tokens of answers during which all other prompts are read, one of them in a step or two."""
+ROOM = 16
+"""Cells of a conversation that are left to its answer, where most of it is prompt."""
 
 
 class Fleet:
@@ -63,7 +68,7 @@ class Fleet:
     def post(self, path: str, body: dict[str, object]) -> None:
         headers = {"Authorization": f"Bearer {self.stack.key}", "Content-Type": "application/json"}
         asked = urllib.request.Request(self._gateway.url + path, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=300) as answer:
             answer.read()
 
     def started(self, spec: ModelSpec) -> Process:
@@ -75,18 +80,15 @@ class Fleet:
         self.stack.wait_until_listed(self._gateway, spec.name)
         return worker
 
-    def exercise(self, spec: ModelSpec, run: DryRun, worker: Process, fillings: float) -> None:
+    def exercise(self, spec: ModelSpec, run: DryRun, worker: Process) -> None:
         """Have the worker use all that it has: all helper processes, all cells, the largest step."""
+        wanted = 2 + run.helpers + run.decoders
         if run.kind == "pooled":
             self._read_texts(spec)
-            wanted = 2 + run.helpers
         else:
-            wanted = 2 + 2 * run.helpers
+            wanted += run.helpers
             self._chat(spec, worker, wanted)
-            longest = min(spec.ctx, run.model.num_cells) - 16
-            with ThreadPoolExecutor(spec.slots) as pool:
-                times = int(fillings * run.model.num_cells / (longest + 16))
-                list(pool.map(lambda n: self._fill(spec, longest, n), range(times)))
+            self._fill(spec, run.model.num_cells)
         deadline = time.monotonic() + 30
         while num_processes(worker.pid) < wanted:
             assert time.monotonic() < deadline, f"{num_processes(worker.pid)} processes of {wanted}"
@@ -103,11 +105,22 @@ class Fleet:
             if num_processes(worker.pid) >= num_wanted:
                 return
 
-    def _fill(self, spec: ModelSpec, longest: int, number: int) -> None:
-        tokens = random.Random(number)
-        prompt = [tokens.randrange(20, 430) for _ in range(longest)]
-        body = {"model": spec.name, "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-        self.post("/v1/completions", body)
+    def _fill(self, spec: ModelSpec, num_cells: int) -> None:
+        """Have all cells taken at the same moment, by conversations whose answers last until the last prompt has been
+        read, and then by prompts that come together: a step is as large as it can be once two of them wait."""
+        longest = min(spec.ctx, num_cells) - ROOM
+        num_at_once = min(spec.slots, num_cells // (longest + ROOM))
+        num_answer = min(longest // 2, LASTING)
+        self._complete(spec, range(num_at_once), longest - num_answer, num_answer)
+        for filling in range(1, FILLINGS + 1):
+            first = filling * num_at_once
+            self._complete(spec, range(first, first + num_at_once), longest, ROOM - 4)
+
+    def _complete(self, spec: ModelSpec, seeds: range, num_prompt: int, num_answer: int) -> None:
+        """Have prompts of so many tokens answered, which come in one request."""
+        prompts = [random.Random(seed).choices(range(20, 430), k=num_prompt) for seed in seeds]
+        body = {"model": spec.name, "max_tokens": num_answer, "temperature": 0, "ignore_eos": True}
+        self.post("/v1/completions", body | {"prompt": prompts})
 
     def _read_texts(self, spec: ModelSpec) -> None:
         texts = [f"{number} {TEXTS}" for number in range(32)]
@@ -137,7 +150,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield Fleet(stack, tmp_path_factory.mktemp("specs"))
 
 
-def check(fleet: Fleet, path: Path, *, fillings: float = FILLINGS, **fields: object) -> Footprint:
+def check(fleet: Fleet, path: Path, **fields: object) -> Footprint:
     """Compare prediction and truth; return the prediction."""
     llama = {"n_threads": 1, **fields.pop("llama", {})}  # type: ignore[dict-item]
     name = f"m{len(fleet.stack.workers)}"
@@ -147,14 +160,14 @@ def check(fleet: Fleet, path: Path, *, fillings: float = FILLINGS, **fields: obj
     worker = fleet.started(spec)
     try:
         longest = spec if spec.ctx else msgspec.structs.replace(spec, ctx=trained(fleet, worker, name))
-        fleet.exercise(longest, run, worker, fillings)
+        fleet.exercise(longest, run, worker)
         draft = spec.speculation.draft
         files = [path, *([Path(draft.path)] if draft and draft.path else [])]
         taken = settled(worker, files)
         for _ in range(ROUNDS):
             if told.host.total <= taken * (1 + TOLERANCE):
                 break
-            fleet.exercise(longest, run, worker, fillings)
+            fleet.exercise(longest, run, worker)
             taken = settled(worker, files)
     finally:
         worker.stop()
@@ -237,12 +250,12 @@ def test_many_slots_over_a_window(fleet: Fleet, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_cells_behind_a_window(fleet: Fleet, tmp_path: Path) -> None:
-    """With few cells, and not filled: llama.cpp sets a mask aside for all cells behind the window, and gives some of
-    them to others before it has used them all. The more cells, the further is the prediction above what is taken
-    (docs/models.md)."""
+@pytest.mark.parametrize("slots", [4, 16])
+def test_cells_behind_a_window(fleet: Fleet, tmp_path: Path, slots: int) -> None:
+    """llama.cpp gives some of them to others before it has used them all, unless conversations hold them at the same
+    moment."""
     path = write_small_model(tmp_path, "window")
-    check(fleet, path, **SMALL, llama={"swa_full": True}, fillings=0.75)
+    check(fleet, path, slots=slots, ctx=512, llama={"swa_full": True})
 
 
 @pytest.mark.long
@@ -258,8 +271,24 @@ def test_a_large_vocabulary(fleet: Fleet, tmp_path: Path) -> None:
 
 def test_a_draft_model(fleet: Fleet, tmp_path: Path) -> None:
     small = write_quantised(DEMO_MODEL, tmp_path / "draft.gguf", Q8_0)
-    told = check(fleet, DEMO_MODEL, **SMALL, speculation={"draft": {"path": str(small)}})
+    told = check(fleet, DEMO_MODEL, **SMALL, speculation=drafted(small))
     assert told.host.weights == pytest.approx(DEMO_MODEL.stat().st_size + small.stat().st_size, rel=0.05)
+
+
+@pytest.mark.long
+def test_a_draft_model_whose_drafts_do_not_pay(fleet: Fleet, tmp_path: Path) -> None:
+    """With many cells: its compute buffer stays empty, and is small beside the model's."""
+    small = write_quantised(DEMO_MODEL, tmp_path / "draft.gguf", Q8_0)
+    check(fleet, DEMO_MODEL, speculation=drafted(small))
+
+
+@pytest.mark.long
+def test_a_draft_model_whose_drafts_pay(fleet: Fleet, tmp_path: Path) -> None:
+    check(fleet, write_deep_copy(DEMO_MODEL, tmp_path / "deep.gguf", 6), **SMALL, speculation=drafted(DEMO_MODEL))
+
+
+def drafted(path: Path) -> dict[str, object]:
+    return {"draft": {"path": str(path)}}
 
 
 def test_a_pinned_adapter(fleet: Fleet) -> None:

@@ -66,11 +66,11 @@ def test_a_worker_for_vectors_renders_nothing() -> None:
 
 
 def test_draft_and_projector_count() -> None:
-    run = msgspec.structs.replace(RUN, draft=MODEL, draft_mapped=450 * MIB, projector=40 * MIB)
+    run = msgspec.structs.replace(RUN, draft=MODEL, draft_mapped=450 * MIB, projector=40 * MIB, decoders=2)
     told = predict(run, spec(projector="mmproj.gguf"))
     assert told.host.weights == 940 * MIB
     assert (told.host.cells, told.host.compute) == (64 * MIB, 138 * MIB)
-    assert told.host.other == PROCESSES + DECODER_BYTES
+    assert told.host.other == PROCESSES + 2 * DECODER_BYTES
     assert told.mapped == 900 * MIB
 
 
