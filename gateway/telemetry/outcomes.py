@@ -45,6 +45,7 @@ FAILED_BY = {
     "too_many_failed_authentications": Who.CALLER,
     "unknown_route": Who.CALLER,
     "model_not_found": Who.CALLER,
+    "worker_not_found": Who.CALLER,
     "response_not_found": Who.CALLER,
     "stream_gone": Who.CALLER,
     "method_not_allowed": Who.CALLER,
