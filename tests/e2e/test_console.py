@@ -251,9 +251,9 @@ def test_an_admin_cancels_calls(page: Page, stack: Stack) -> None:
 def test_a_worker_that_is_killed_leaves_the_page(page: Page, stack: Stack) -> None:
     process = stack.fake_worker("other", worker_id="other-0")
     signed_in(page, stack)
-    expect(page.get_by_role("button", name="other-0")).to_be_visible()
+    expect(page.get_by_role("button", name="other-0", exact=True)).to_be_visible()
     process.kill()
-    expect(page.get_by_role("button", name="other-0")).to_have_count(0)
+    expect(page.get_by_role("button", name="other-0", exact=True)).to_have_count(0)
 
 
 def test_a_streamed_chat(page: Page, stack: Stack) -> None:
