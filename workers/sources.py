@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource, PydanticBaseSettingsSource
 
-from workers.meant_flags import hint
+from workers.commands.meant_flags import hint
 from workers.redis.url import masked as masked_url
 from workers.yaml_document import YamlInvalid, load_yaml
 

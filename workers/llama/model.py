@@ -15,9 +15,16 @@ from msgspec.structs import replace
 from workers.llama.control_vectors import ControlVector, read_control_vectors
 from workers.llama.gguf import GgufHeader, read_header
 from workers.llama.header_cache import HeaderCache
-from workers.llama.model_params import ModelParams, check_rope, start_numa
+from workers.llama.model_params import (
+    ModelParams,
+    Overrides,
+    check_rope,
+    check_token_ids,
+    fitted_overrides,
+    overridden,
+    start_numa,
+)
 from workers.llama.native import ModelError, ModelTooLarge, NativeOwner, closed_on_error, native_log
-from workers.llama.overrides import Overrides, check_token_ids, fitted_overrides, overridden
 from workers.llama.tokens.vocab import Vocab
 from workers.llama.trial import tried
 from workers.models.spec import LlamaSettings

@@ -24,9 +24,8 @@ from llama_cpp import llama_cpp as c
 from msgspec.structs import replace
 
 from workers.llama.gguf import GgufHeader
-from workers.llama.model_params import ModelParams, fill_context
+from workers.llama.model_params import ModelParams, Overrides, fill_context, wrong_type
 from workers.llama.native import ModelError, ModelTooLarge, native_log
-from workers.llama.overrides import Overrides, wrong_type
 from workers.models.overrides import MetadataValue
 from workers.models.spec import NO_DEVICE, LlamaSettings
 from workers.process.helper_process import NotStarted, launched

@@ -75,7 +75,7 @@ class ModelFiles:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What became of an order."""
+    """Tells which machines did what an order asked."""
 
     done: list[str]
     """The machines that have done it, or begun."""

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.settings import UpSettings
-from workers.meant_flags import OF_LLAMA_CPP, OF_LLAMA_SERVER, hint
+from workers.commands.meant_flags import OF_LLAMA_CPP, OF_LLAMA_SERVER, hint
 from workers.models.spec import LlamaSettings
 
 SETTINGS = frozenset(UpSettings.model_fields)

@@ -31,7 +31,7 @@ from llguidance import LLTokenizer
 from workers.constraint import forks
 from workers.constraint.guidance import Grammar, GuidanceMask, tokenizer
 from workers.constraint.mask import Unusable
-from workers.llama.overrides import Overrides
+from workers.llama.model_params import Overrides
 from workers.llama.sampling.grammar import GbnfGrammar, GbnfGrammars, GbnfMask
 from workers.llama.tokens.vocab import VocabFile
 from workers.process.limits import bound_memory, bound_stack, shut_off

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from llama_cpp import llama_cpp as c
 
-from workers.llama.overrides import Overrides
+from workers.llama.model_params import Overrides
 from workers.llama.tokens.vocab import Vocab, VocabFile
 from workers.process.limits import STDERR, bound_cpu, bound_memory, shut_off
 from workers.process.parent_death import end_with_parent

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workers.chat.prompts import TooManyTokens, patience_s, too_slow
-from workers.llama.overrides import Overrides
+from workers.llama.model_params import Overrides
 from workers.llama.tokens.token_process import (
     ANY,
     END,

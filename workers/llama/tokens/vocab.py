@@ -13,8 +13,8 @@ from pathlib import Path
 
 from llama_cpp import llama_cpp as c
 
+from workers.llama.model_params import Overrides, native_overrides
 from workers.llama.native import ModelError, NativeOwner, gil_calls, native_log
-from workers.llama.overrides import Overrides, native_overrides
 
 NO_TOKEN = -1
 
