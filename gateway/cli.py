@@ -69,7 +69,7 @@ OF_OTHERS = {
     "benchmark": "bench",
     **dict.fromkeys(("version", "-v"), "--version"),
 }
-"""Command that other programs have -> that of the same meaning."""
+"""Command of other programs -> our command for the same."""
 
 
 def main() -> int:

@@ -62,8 +62,8 @@ def _judged(text: str, before: Catalog | None) -> tuple[Catalog | None, list[Lin
 
 
 def _foreign_templates(catalog: Catalog, root: yaml.Node | None, before: Catalog | None) -> Iterator[LineFault]:
-    """Yield the templates that are files which need not be templates. Everybody is shown a model's template, and
-    whoever writes a catalog by the API may not read the files of the machine."""
+    """Yield a fault for each chat template that is a file without the ending of one. Every caller is shown a model's
+    template, so whoever writes a catalog through the API could read any file of the machine by it."""
     known = TEMPLATE_NAMES | {"", *(model.chat_template for model in (before.models if before else ()))}
     for number, model in enumerate(catalog.models):
         named = model.chat_template
@@ -72,8 +72,8 @@ def _foreign_templates(catalog: Catalog, root: yaml.Node | None, before: Catalog
         yield LineFault(
             line=_line_of(root, ("models", number, "chat_template")),
             message=f"models[{number}] ({model.name}): chat_template: {named[:100]!r} is no template's name, and no "
-            f"file that ends in {', '.join(TEMPLATE_FILES)}; rename it, give the template itself, or name it in the "
-            "file by hand",
+            f"file whose name ends in {', '.join(TEMPLATE_FILES)}; rename the file, give the template's text, or "
+            "write the path into the catalog on its machine",
         )
 
 

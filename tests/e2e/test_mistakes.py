@@ -230,7 +230,7 @@ BEFORE_ANYTHING_RUNS = [
     (
         "up --model https://huggingface.co/a/b/resolve/main/x.gguf",
         2,
-        "--model: https:/huggingface.co/a/b/resolve/main/x.gguf is no file; name a model of the hub by --hf "
+        "--model: https://huggingface.co/a/b/resolve/main/x.gguf is no file; name a model of the hub by --hf "
         "OWNER/NAME[:QUANT], or download the file first",
     ),
     (

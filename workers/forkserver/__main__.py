@@ -52,7 +52,8 @@ def main() -> int:
 
 
 def _rehearse() -> None:
-    """Read settings as a worker does, of which there are none yet. What is written to for the first time is copied."""
+    """Read settings as a worker does, before there are any: so memory that is shared until somebody writes to it is
+    copied while nobody waits."""
     with suppress(sources.SettingsError):
         sources.read(WorkerSettings)
 

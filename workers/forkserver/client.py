@@ -81,7 +81,7 @@ class _Newborn:
     """The private socket, over which it gets one. The process ends when this is closed before."""
 
     def has_ended(self) -> bool:
-        """Return whether it has ended, which is no reason to: somebody has killed it."""
+        """Return whether somebody has killed it: it does not end by itself while it waits."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:

@@ -22,7 +22,7 @@ ADOPTED_S = 10.0
 """Maximum seconds until the supervisor is this process's parent. It takes less than a millisecond."""
 ADOPTED_LOOK_S = 0.0002
 IN_A_HURRY_S = 0.05
-"""Seconds within which a process gets its identity that was forked because it is needed."""
+"""Seconds within which a process that is needed at once gets its identity."""
 
 PR_SET_NAME = 15
 AS_SERVER, AS_WORKER = b"workers.forkserver\0", b"workers.cli\0worker\0"

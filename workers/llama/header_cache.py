@@ -26,11 +26,11 @@ MOST_BYTES = 8 << 20
 """Maximum size of a header that is kept. That of a model with a thousand tensors takes 0.1 MB."""
 
 READING = hashlib.sha256(repr((1, MAX_KEPT_ARRAY, BLOCKS)).encode()).hexdigest()[:16]
-"""Stands for what decides how a header is read. Raise the number where `workers.llama.gguf` reads headers otherwise."""
+"""Changes with how headers are read. Raise the number when `workers.llama.gguf` reads them in another way."""
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The header of one file, as it was at a state."""
+    """The header of one file, with the state of the file that it was read from."""
 
     reading: str
     state: str
@@ -66,7 +66,7 @@ class HeaderCache:
         self._folder = folder
 
     def read(self, path: Path) -> GgufHeader:
-        """Return what `read_header` does. Raises ModelError."""
+        """Return the header of a model, as `read_header` does. Raises ModelError."""
         return read_header(path, self._read_file)
 
     def _read_file(self, path: Path) -> GgufHeader:

@@ -119,7 +119,7 @@ FindFaults = Callable[[Catalog], Iterable[str]]
 
 
 def no_faults(catalog: Catalog) -> tuple[str, ...]:
-    """Return nothing: the default `beside` of those who read catalogs."""
+    """Find nothing: for whoever checks a catalog by itself."""
     return ()
 
 

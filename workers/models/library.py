@@ -62,9 +62,9 @@ def wanted(settings: SupervisorSettings) -> Catalog:
     hub, or the demo. All paths in it are absolute, since workers can run in another folder. Raises CatalogError."""
     given = [name for name in ("catalog", "model", "hf") if getattr(settings, name)]
     if settings.model and re.match(r"https?:/", str(settings.model)):
+        url = str(settings.model).replace(":/", "://", 1)  # a Path keeps one slash only
         raise CatalogError(
-            f"--model: {settings.model} is no file; name a model of the hub by --hf OWNER/NAME[:QUANT], or download "
-            "the file first"
+            f"--model: {url} is no file; name a model of the hub by --hf OWNER/NAME[:QUANT], or download the file first"
         )
     if len(given) > 1:
         flags = " and ".join(f"--{name}" for name in given)

@@ -37,7 +37,7 @@ MAX_PAUSE_S = 8.0
 """Maximum seconds for which the names of a hash are not read after there were too many, or too long ones: AGAIN_S at
 first, twice as long each time."""
 CALM_S = 2 * MAX_PAUSE_S
-"""Seconds after which such names are taken for the first ones again."""
+"""Seconds without such names after which the next pause is as short as the first."""
 MOST_TOLD = 100
 """Maximum number of fields that are named in the log."""
 
@@ -58,7 +58,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Pause:
-    """Until when the names of a hash are not read, and the fields that are read meanwhile."""
+    """A time in which the names of a hash are not read, only the fields that were known before."""
 
     since: float
     length_s: float

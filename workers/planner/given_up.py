@@ -85,8 +85,8 @@ class GivenUp:
 
 
 def _is_over(picture: Picture, model: str) -> bool | None:
-    """Return of a model that nobody waits for whether its load was in vain: no worker of it is there any more, and that
-    is nobody's doing but its callers'. None: it may still be used."""
+    """Return whether the load of a model that nobody waits for has ended unused because its callers left. None: it goes
+    on, and may still be used."""
     workers = [worker for worker in picture.workers if worker.model == model and worker.status != "draining"]
     if any(worker.num_taken for worker in workers):
         return False

@@ -220,8 +220,8 @@ def _cheapest(scene: Scene, evictions: Evictions, wish: Wish, machines: Sequence
 
 
 def _rank(cost: Cost, is_asleep: bool) -> _Rank:
-    """Return what ways to make room are compared by: the cost, but before who was used longest ago whether the wanted
-    model sleeps there."""
+    """Return the key by which ways to make room are sorted: the cost, with whether the wanted model sleeps there before
+    the time of last use."""
     num_busy, num_new, priority, num_workers, idle_since = cost
     return num_busy, num_new, priority, num_workers, not is_asleep, idle_since
 
@@ -355,7 +355,7 @@ def _refused(scene: Scene, wish: Wish, machines: Sequence[Machine], until: float
 
 
 def _closed(scene: Scene) -> Iterator[Wait]:
-    """Yield what calls would wait for in vain, of the models that nobody wants now."""
+    """Yield a `Wait` for each unloaded model that nobody calls, and that no call could have loaded."""
     reach = _Reach(scene, scene.ledger.empty)
     known: dict[frozenset[str] | None, tuple[list[Machine], list[Machine]]] = {}
     for model in filter(partial(_is_at_rest, scene), scene.picture.models):

@@ -32,7 +32,7 @@ HOPELESS = frozenset[WaitReason]({"no_room", "too_large", "autoload", "unloaded"
 """Reasons that waiting alone does not change, so that callers are better told at once."""
 
 CLOSED = frozenset[WaitReason]({"no_room", "too_large"})
-"""Those of them that no call changes either, so that nobody need hear of a call before it is refused."""
+"""Those that another call does not change either, so that it is refused without the planner having heard of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Plan:
     """Model -> the workers that it should have, whether or not there is memory for them: those that are there or load,
     and those that `min`, calls that wait or long waits ask for. Calls that run say nothing."""
     closed: tuple[Wait, ...] = ()
-    """What calls would wait for in vain (`CLOSED`), of the models that nobody wants now."""
+    """The unloaded models that nobody calls, and that no call could have loaded (`CLOSED`), each with the reason."""
 
     def starts(self) -> Iterator[Start]:
         return (action for action in self.actions if isinstance(action, Start))

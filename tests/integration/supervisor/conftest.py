@@ -90,7 +90,10 @@ class Program:
         return self.wait()
 
     def wait(self) -> int:
-        return self.popen.wait(PATIENCE_S)
+        try:
+            return self.popen.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"it goes on after {PATIENCE_S:g} s; {self.survivors()} run, and it says\n{self.text()}")
 
     def worker_pid(self, name: str) -> int:
         """Process id of the worker in a place; 0 while there is none."""

@@ -96,9 +96,11 @@ def test_templates_may_be_named(named: str) -> None:
 
 
 @pytest.mark.parametrize("named", ["../state/gateway-secret", "/etc/passwd", "by-hand.txt~"])
-def test_files_that_need_be_no_templates_are_refused(named: str) -> None:
+def test_files_without_a_templates_ending_are_refused(named: str) -> None:
     """Everybody is shown a model's template: an admin's key read any file of the machine by it."""
     text = f"models:\n  - name: one\n    path: one.gguf\n    chat_template: {named}\n"
     [(line, message)] = lines_of(text)
     assert line == 4
-    assert message.startswith(f"models[0] (one): chat_template: {named!r} is no template's name, and no file that ends")
+    assert message.startswith(
+        f"models[0] (one): chat_template: {named!r} is no template's name, and no file whose name ends"
+    )
