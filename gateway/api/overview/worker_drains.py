@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
 """Maximum seconds for the worker's answer, which it gives at once."""
+MOST_NAMED = 10
+"""Maximum number of workers that an error names."""
 
 
 def worker_named(snapshot: FleetSnapshot, worker: str) -> Heartbeat:
@@ -34,9 +36,7 @@ def worker_named(snapshot: FleetSnapshot, worker: str) -> Heartbeat:
     one."""
     found = [beat for beats in snapshot.workers.values() for beat in beats if beat.worker == worker]
     if not found:
-        raise WorkerNotFound(
-            f"No worker {quote(worker)} is registered. `GET /admin/fleet` lists those that are.", param="worker"
-        )
+        raise WorkerNotFound(f"No worker {quote(worker)} is registered. {_those_known(snapshot)}", param="worker")
     if len(found) > 1:
         models = ", ".join(sorted(beat.model for beat in found))
         raise InvalidRequest(
@@ -45,6 +45,15 @@ def worker_named(snapshot: FleetSnapshot, worker: str) -> Heartbeat:
             param="worker",
         )
     return found[0]
+
+
+def _those_known(snapshot: FleetSnapshot) -> str:
+    """Return a sentence with the ids of the workers that are there, some of them if there are many."""
+    known = sorted(beat.worker for beats in snapshot.workers.values() for beat in beats)
+    if not known:
+        return "None is, at the moment."
+    more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
+    return f"Those that are: {', '.join(known[:MOST_NAMED])}{more}."
 
 
 def num_calls(beat: Heartbeat) -> int:

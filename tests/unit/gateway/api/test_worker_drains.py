@@ -68,8 +68,12 @@ def test_a_worker_that_leaves_for_another_one_does_not_come_back() -> None:
 def test_ids_that_name_no_worker_or_several() -> None:
     snapshot = fleet(beat("a"), beat("b"), beat("b", "n"))
     assert worker_named(snapshot, "a").worker == "a"
-    with pytest.raises(WorkerNotFound, match="No worker 'c'"):
+    with pytest.raises(WorkerNotFound, match=r"^No worker 'c' is registered\. Those that are: a, b, b\.$"):
         worker_named(snapshot, "c")
+    with pytest.raises(WorkerNotFound, match=r": a0, a1, a10, .*, a7 and 2 more\.$"):
+        worker_named(fleet(*(beat(f"a{number}") for number in range(12))), "c")
+    with pytest.raises(WorkerNotFound, match="None is"):
+        worker_named(fleet(), "c")
     with pytest.raises(InvalidRequest, match="of the models m, n"):
         worker_named(snapshot, "b")
 
